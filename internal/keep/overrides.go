@@ -2,6 +2,7 @@ package keep
 
 import (
 	"cmp"
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -27,6 +28,11 @@ const (
 	// soon is the minimum time for which a write must last so that its repetition doesn't
 	// wait longer than the last one.
 	soon = 30 * time.Second
+	// maxLasting and maxOverridden are the maximum numbers of remembered objects that were not
+	// overridden, and that were: others create and delete them at their rate. Beyond that the
+	// first written ones are forgotten.
+	maxLasting    = 10_000
+	maxOverridden = 50_000
 	// mostSeen is the number of different states that others may leave within Calm without
 	// a wait, such as a person who edits an object.
 	mostSeen = 16
@@ -74,7 +80,7 @@ func (o *Override) String() string {
 }
 
 // overridden is what Wrote and Review know of one object. It is retained for Calm after the
-// last write.
+// last write; if the object was deleted and never overridden, for soon.
 //
 //	| observed state            | desired as last written            | another one |
 //	| ------------------------- | ---------------------------------- | ----------- |
@@ -98,9 +104,15 @@ type overridden struct {
 	by        string
 	since     time.Time
 	kind      string // for the log; empty: not logged as overridden
+
+	in      *list.List // of Overrides
+	element *list.Element
 }
 
 func (r *overridden) returned() bool { return r.got != r.want }
+
+// lasts reports whether all writes have lasted so far.
+func (r *overridden) lasts() bool { return !r.returned() && r.times == 0 }
 
 // open reports whether the object counts as overridden: a single change by another client
 // is repaired and isn't a problem.
@@ -151,6 +163,14 @@ type Overrides[K comparable] struct {
 	keys  map[K]map[string]*overridden // by object
 	kinds map[string]int               // overridden objects by kind, for the log
 	swept time.Time
+	// lasting and overridden have the same objects in the order of their last write.
+	lasting, overridden list.List
+}
+
+// place is the place of an object in keys.
+type place[K comparable] struct {
+	key    K
+	object string
 }
 
 // NewOverrides returns Overrides without writes.
@@ -219,6 +239,24 @@ func (o *Overrides[K]) Wrote(ctx context.Context, key K, now time.Time, w *Write
 	}
 	r.want, r.got, r.at, r.fields, r.changed = w.Want, got, now, fields, time.Time{}
 	o.note(ctx, w.Object, r, now)
+	o.bound(ctx, place[K]{key, w.Object}, r)
+}
+
+// bound puts a written object at the end of its list, and forgets the first ones beyond its
+// bound. Callers hold mu.
+func (o *Overrides[K]) bound(ctx context.Context, of place[K], r *overridden) {
+	if r.in != nil {
+		r.in.Remove(r.element)
+	}
+	most := maxOverridden
+	if r.in = &o.overridden; r.lasts() {
+		r.in, most = &o.lasting, maxLasting
+	}
+	r.element = r.in.PushBack(of)
+	for r.in.Len() > most {
+		first, _ := r.in.Front().Value.(place[K])
+		o.end(ctx, first.key, first.object, o.keys[first.key][first.object])
+	}
 }
 
 // note logs the first object that is overridden in one way, and the end for the last one.
@@ -248,6 +286,7 @@ func (o *Overrides[K]) note(ctx context.Context, object string, r *overridden, n
 
 // end forgets an object. Callers hold mu.
 func (o *Overrides[K]) end(ctx context.Context, key K, object string, r *overridden) {
+	r.in.Remove(r.element)
 	delete(o.keys[key], object)
 	if len(o.keys[key]) == 0 {
 		delete(o.keys, key)
@@ -265,7 +304,7 @@ func (o *Overrides[K]) sweep(ctx context.Context, now time.Time) {
 	for key, objects := range o.keys {
 		for object, r := range objects {
 			age := now.Sub(r.at)
-			if age >= 2*Calm || age >= Calm && !r.returned() {
+			if age >= 2*Calm || age >= Calm && !r.returned() || age >= soon && r.want == 0 && r.lasts() {
 				o.end(ctx, key, object, r)
 			}
 		}

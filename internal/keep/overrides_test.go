@@ -1,7 +1,9 @@
 package keep
 
 import (
+	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -91,6 +93,81 @@ func TestOverridesDecideWhenToWrite(t *testing.T) {
 				if open := len(o.Open(now)["k"]) > 0; open != s.open {
 					t.Fatalf("step %d: overridden: %v", i, open)
 				}
+			}
+		})
+	}
+}
+
+// objects returns how many objects are remembered.
+func (o *Overrides[K]) objects() (n int) {
+	for _, objects := range o.keys {
+		n += len(objects)
+	}
+	return n
+}
+
+// TestMemoryOfOverridesIsBounded creates and deletes 100,000 objects, as a hostile remote may,
+// beside objects that another client, or the API server, changes.
+func TestMemoryOfOverridesIsBounded(t *testing.T) {
+	many := 100_000
+	if testing.Short() {
+		many = maxOverridden + 10_000
+	}
+	for _, c := range []struct {
+		name     string
+		created  uint64 // response to the creation
+		delete   bool
+		most     int // during that
+		soonMost int // after soon, and a sweep
+	}{
+		{"created and deleted", 1, true, maxLasting, 0},
+		{"created, changed by the server and deleted", 9, true, maxLasting, 0},
+		{"created", 1, false, maxLasting, maxLasting},
+		{"created, and changed by the server", 9, false, maxOverridden, maxOverridden},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o, now := NewOverrides[string](slog.New(slog.DiscardHandler)), time.Unix(1e9, 0)
+			fight := Write{Object: "fought over", Have: 5, Want: 1}
+			for range 3 {
+				o.Wrote(t.Context(), "fought over", now, &fight, 1)
+			}
+			if n := o.objects(); n != 1 {
+				t.Fatalf("%d objects", n)
+			}
+			var before, after runtime.MemStats
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+			for i := range many {
+				now = now.Add(time.Millisecond)
+				key := fmt.Sprintf("key-%d", i)
+				w := Write{Object: "service " + key, Want: 1}
+				o.Review(t.Context(), key, now, []Write{w})
+				o.Wrote(t.Context(), key, now, &w, c.created)
+				if !c.delete {
+					continue
+				}
+				w.Have, w.Want = c.created, 0
+				o.Review(t.Context(), key, now, []Write{w})
+				o.Wrote(t.Context(), key, now, &w, 0)
+			}
+			if n := o.objects(); n > c.most+1 || n != o.lasting.Len()+o.overridden.Len() {
+				t.Errorf("%d objects are remembered, %d lasting and %d overridden, want %d at most", n, o.lasting.Len(), o.overridden.Len(), c.most)
+			}
+			runtime.GC()
+			runtime.ReadMemStats(&after)
+			t.Logf("%d objects in %.1f MB", o.objects(), float64(after.HeapAlloc-before.HeapAlloc)/1e6)
+			if c.most == maxLasting && len(o.Of("fought over", now)) != 1 {
+				t.Errorf("overridden: %+v", o.Of("fought over", now))
+			}
+			now = now.Add(soon + time.Minute)
+			o.Review(t.Context(), "another", now, nil)
+			if n := o.objects(); n > c.soonMost+1 {
+				t.Errorf("%d objects are remembered after %v", n, soon+time.Minute)
+			}
+			now = now.Add(2 * Calm)
+			o.Review(t.Context(), "another", now, nil)
+			if n := o.objects() + len(o.keys) + len(o.kinds) + o.lasting.Len() + o.overridden.Len(); n > 0 {
+				t.Errorf("%d objects are left", n)
 			}
 		})
 	}
