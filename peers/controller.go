@@ -100,6 +100,8 @@ type State struct {
 	Disputed map[string]string
 	// Restored are the endpoints of an earlier process, while Source is SourceNone.
 	Restored []netip.Addr
+	// Repairs counts the passes that restored what another program had changed on the device.
+	Repairs int
 }
 
 // applied is what Reconcile applied, for Save. It is immutable.
@@ -211,7 +213,11 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 		defer c.notifyFresh()
 	}
 	c.index = index
-	c.state.Store(&State{Source: source, Peers: peers, Rejected: rejected, Configured: configured, Disputed: accepted.disputed})
+	state := &State{Source: source, Peers: peers, Rejected: rejected, Configured: configured, Disputed: accepted.disputed, Repairs: previous.Repairs}
+	if changes.Repaired {
+		state.Repairs++
+	}
+	c.state.Store(state)
 	c.paths.set(time.Now(), own, peers, addrs, configured)
 	if source == SourceAPI {
 		if !rules.LocalUnknown && (!c.queued || changes != (tunnel.Changes{})) {

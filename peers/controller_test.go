@@ -363,3 +363,25 @@ type changing struct{ device }
 func (*changing) Configure(context.Context, []tunnel.Peer) (tunnel.Changes, error) {
 	return tunnel.Changes{Updated: 1}, nil
 }
+
+// undoing is a device that another program changes before each pass.
+type undoing struct{ device }
+
+// Configure implements Device.
+func (*undoing) Configure(context.Context, []tunnel.Peer) (tunnel.Changes, error) {
+	return tunnel.Changes{Updated: 1, Repaired: true}, nil
+}
+
+func TestRepairsOfPeersAreCounted(t *testing.T) {
+	c := NewController(ControllerConfig{
+		Cluster: "gcp", Device: &undoing{}, Store: NewStore(t.TempDir(), "wireguard.gcp", "gcp"), Logger: slog.New(slog.DiscardHandler),
+		Nodes: func() ([]Node, bool) { return nil, true },
+		Rules: func() Rules { return rules },
+	})
+	for want := range 3 {
+		if got := c.State().Repairs; got != want {
+			t.Errorf("after %d passes: %d repairs", want, got)
+		}
+		reconcile(t, c)
+	}
+}

@@ -34,37 +34,37 @@ type ICMPTarget struct {
 // to which the packet was sent that they are about: that of a pod of this node. Peers accept
 // no others, so that errors from the host's own address get lost, and with them path MTU
 // discovery. It is for address families without a source of routes. Without targets it
-// removes the table. Without a difference it writes and logs nothing. The error wraps
+// removes the table. Without a difference it neither writes nor logs anything. The error wraps
 // [ErrNoFilter] where the kernel lacks support.
-func SyncICMP(ctx context.Context, log *slog.Logger, targets []ICMPTarget) error {
+func SyncICMP(ctx context.Context, log *slog.Logger, targets []ICMPTarget) (changed bool, err error) {
 	have, installed, err := readICMP(ctx)
 	if len(targets) == 0 && errors.Is(err, ErrNoFilter) {
-		return nil
+		return false, nil
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	table := object{unix.NFT_MSG_NEWTABLE, []attr{label(unix.NFTA_TABLE_NAME, ICMPTable), number(unix.NFTA_TABLE_FLAGS, 0)}}
 	remove := object{unix.NFT_MSG_DELTABLE, table.attrs[:1]}
 	want := icmpObjects(targets)
 	switch {
 	case len(targets) == 0 && !installed:
-		return nil
+		return false, nil
 	case len(targets) == 0:
 		if err := commit(ctx, remove); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("remove table inet %s: %w", ICMPTable, err)
+			return false, fmt.Errorf("remove table inet %s: %w", ICMPTable, err)
 		}
 		log.InfoContext(ctx, "source of ICMP errors to remote pods removed", "table", ICMPTable)
-		return nil
+		return true, nil
 	case slices.EqualFunc(have, want, func(h []netlink.Attribute, w object) bool { return matches(h, w.attrs) }):
-		return nil
+		return false, nil
 	}
 	// It is created before it is deleted: a deletion "if it exists" is not supported.
 	if err := commit(ctx, append([]object{table, remove, table}, want...)...); err != nil {
-		return fmt.Errorf("install table inet %s: %w", ICMPTable, err)
+		return false, fmt.Errorf("install table inet %s: %w", ICMPTable, err)
 	}
 	log.InfoContext(ctx, "source of ICMP errors to remote pods installed", "table", ICMPTable, "replaced", installed)
-	return nil
+	return true, nil
 }
 
 // readICMP reads the chains and rules of the table, and whether it exists.

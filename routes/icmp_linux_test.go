@@ -14,7 +14,8 @@ func gcpTarget() []ICMPTarget {
 
 func mustICMP(t *testing.T, targets []ICMPTarget) {
 	t.Helper()
-	must(t, SyncICMP(t.Context(), slog.New(slog.NewTextHandler(t.Output(), nil)), targets))
+	_, err := SyncICMP(t.Context(), slog.New(slog.NewTextHandler(t.Output(), nil)), targets)
+	must(t, err)
 }
 
 // The table as nft(8) prints it.
@@ -71,11 +72,11 @@ func TestICMPTableIsRepaired(t *testing.T) {
 // Without nf_tables only what needs it fails.
 func TestICMPWithoutNetfilter(t *testing.T) {
 	host := nstest.New(t)
-	err := nstest.WithoutNetfilter(host, func() error { return SyncICMP(t.Context(), slog.New(slog.DiscardHandler), nil) })
+	err := nstest.WithoutNetfilter(host, func() error { _, err := SyncICMP(t.Context(), slog.New(slog.DiscardHandler), nil); return err })
 	if err != nil {
 		t.Errorf("without targets: %v", err)
 	}
-	err = nstest.WithoutNetfilter(host, func() error { return SyncICMP(t.Context(), slog.New(slog.DiscardHandler), gcpTarget()) })
+	err = nstest.WithoutNetfilter(host, func() error { _, err := SyncICMP(t.Context(), slog.New(slog.DiscardHandler), gcpTarget()); return err })
 	if err == nil || !strings.Contains(err.Error(), ErrNoFilter.Error()) {
 		t.Errorf("with targets: %v", err)
 	}

@@ -19,8 +19,9 @@ const (
 
 // ConsiderMarks makes the reverse path filter of links, by index, look up routes by the mark
 // of a packet, where it is strict (rp_filter of 1): otherwise it drops the encrypted packets
-// of nodes inside pod subnets, which [Filter] marks. IPv6 has no such filter.
-func (t *Table) ConsiderMarks(links []int) error {
+// of nodes inside pod subnets, which [Filter] marks. IPv6 has no such filter. changed reports
+// whether a setting was written.
+func (t *Table) ConsiderMarks(links []int) (changed bool, err error) {
 	var errs []error
 	for _, index := range links {
 		l, err := netlink.LinkByIndex(index)
@@ -28,23 +29,25 @@ func (t *Table) ConsiderMarks(links []int) error {
 			continue // just removed
 		}
 		if err == nil {
-			err = t.considerMarks(l.Attrs().Name, index)
+			var set bool
+			set, err = t.considerMarks(l.Attrs().Name, index)
+			changed = changed || set
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("reverse path filter of the link with index %d: %w", index, err))
 		}
 	}
-	return errors.Join(errs...)
+	return changed, errors.Join(errs...)
 }
 
-func (t *Table) considerMarks(name string, index int) error {
+func (t *Table) considerMarks(name string, index int) (changed bool, err error) {
 	// The greater value of "all" and the link counts (networking/ip-sysctl).
 	filter, err := greater(name, "rp_filter")
 	if err != nil || filter != "1" {
-		return err
+		return false, err
 	}
 	if considered, err := greater(name, "src_valid_mark"); err != nil || considered != "0" {
-		return err
+		return false, err
 	}
 	// By netlink: /proc/sys is read-only in a container.
 	request := nl.NewNetlinkRequest(unix.RTM_SETLINK, unix.NLM_F_ACK)
@@ -55,10 +58,10 @@ func (t *Table) considerMarks(name string, index int) error {
 	spec.AddRtAttr(unix.AF_INET, nil).AddRtAttr(iflaInetConf, nil).AddRtAttr(int(srcValidMark), nl.Uint32Attr(1))
 	request.AddData(spec)
 	if _, err := request.Execute(unix.NETLINK_ROUTE, 0); err != nil {
-		return fmt.Errorf("set src_valid_mark: %w", err)
+		return false, fmt.Errorf("set src_valid_mark: %w", err)
 	}
 	t.log.Info("strict reverse path filter considers firewall marks now", "device", name, "src_valid_mark", 1)
-	return nil
+	return true, nil
 }
 
 // greater returns the greater value of a setting of IPv4, that of a link or of "all".

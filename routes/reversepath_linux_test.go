@@ -24,7 +24,8 @@ func TestConsiderMarks(t *testing.T) {
 				must(t, os.WriteFile(conf+"all/rp_filter", []byte(test.all), 0))
 				must(t, os.WriteFile(conf+"eth0.7/rp_filter", []byte(test.link), 0))
 				for range 2 {
-					must(t, table.ConsiderMarks([]int{index, 4711}))
+					_, err := table.ConsiderMarks([]int{index, 4711})
+					must(t, err)
 				}
 				got, err := os.ReadFile(conf + "eth0.7/src_valid_mark")
 				must(t, err)

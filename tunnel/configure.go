@@ -53,13 +53,12 @@ func (s *peerState) configure(ctx context.Context, want []Peer) (Changes, error)
 	if err != nil {
 		return Changes{}, err
 	}
+	changes := Diff(have, want, s.published)
+	done := Changes{Repaired: !verified.IsZero() && len(changes) > 0 && slices.EqualFunc(s.applied, want, Peer.equal)}
 	if full {
 		verified = s.now()
 	}
 	s.invalidate()
-
-	var done Changes
-	changes := Diff(have, want, s.published)
 	taking := slices.IndexFunc(changes, func(c PeerChange) bool { return c.Op >= OpFree })
 	if taking < 0 {
 		taking = len(changes)
@@ -119,9 +118,7 @@ func (s *peerState) record(change PeerChange, done *Changes) {
 		done.Removed++
 		delete(s.published, key)
 		return
-	case OpFree:
-		return
-	case OpUpdate:
+	case OpUpdate, OpFree:
 		done.Updated++
 	case OpAdd:
 		done.Added++

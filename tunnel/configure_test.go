@@ -96,9 +96,21 @@ func TestConfigureRepairsForeignChanges(t *testing.T) {
 		t.Errorf("before it is time to look: %+v", writes)
 	}
 	s.clock = s.clock.Add(recheck)
-	s.apply(t, peers)
+	if changes, err := s.configure(t.Context(), peers); err != nil || changes != (Changes{Added: 1, Updated: 1, Removed: 1, Repaired: true}) {
+		t.Errorf("repaired: %+v, %v", changes, err)
+	}
 	if changes := Diff(s.device.have(), peers, nil); len(changes) > 0 {
 		t.Errorf("still different: %+v", changes)
+	}
+
+	// An allowed IP more.
+	s.device.configure(wgtypes.PeerConfig{PublicKey: wgtypes.Key(peers[0].PublicKey), AllowedIPs: netsOf([]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")})})
+	s.clock = s.clock.Add(recheck)
+	if changes, err := s.configure(t.Context(), peers); err != nil || changes != (Changes{Updated: 1, Repaired: true}) {
+		t.Errorf("an allowed IP is taken back: %+v, %v", changes, err)
+	}
+	if changes, err := s.configure(t.Context(), peers[1:]); err != nil || changes != (Changes{Removed: 1}) {
+		t.Errorf("other peers are desired: %+v, %v", changes, err)
 	}
 }
 

@@ -21,6 +21,10 @@ type Peer struct {
 	Keepalive time.Duration
 }
 
+func (p Peer) equal(q Peer) bool {
+	return p.PublicKey == q.PublicKey && p.Endpoint == q.Endpoint && p.Keepalive == q.Keepalive && slices.Equal(p.AllowedIPs, q.AllowedIPs)
+}
+
 // PeerStatus is a peer as read from the device.
 type PeerStatus struct {
 	Peer
@@ -47,6 +51,9 @@ type Status struct {
 // Changes counts the peers changed by [Device.Configure].
 type Changes struct {
 	Added, Updated, Removed int
+	// Repaired is set when the device differed from the same peers that were written last,
+	// and is no new one: another program had changed it.
+	Repaired bool
 }
 
 // Any reports whether something was changed.

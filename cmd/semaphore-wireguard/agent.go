@@ -91,11 +91,12 @@ type agent struct {
 
 	unrepliedState unrepliedState
 
-	routeRepairs repairs // owned by the loop of routes
+	routeRepairs, sourceRepairs, forwardingRepairs, pathRepairs repairs    // each owned by its loop
+	filterMu                                                    sync.Mutex // held while the packet filter is computed and installed
+	filterRepairs                                               repairs    // guarded by filterMu
 
 	forwarding *reconcile.Trigger
 	forwards   atomic.Pointer[routes.Forwarding] // as last read; nil: not yet
-	forwarded  map[string]time.Time              // when forwarding of a device was switched on; owned by checkForwarding
 
 	filterFirst sync.Once // the first pass of the packet filter, before the first route
 }
@@ -118,8 +119,8 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		underlay:      routes.NewUnderlay(cfg.Mark),
 		foreignRoutes: reconcile.NewTrigger(), foreignRules: reconcile.NewTrigger(),
 		reporting: reconcile.NewTrigger(), unreplied: reconcile.NewTrigger(),
-		forwarding: reconcile.NewTrigger(), forwarded: map[string]time.Time{},
-		refusals: &errlog.Log{Logger: log, Level: slog.LevelError, Failing: "remote refused: it gets no tunnel", Over: "remote admitted again"},
+		forwarding: reconcile.NewTrigger(),
+		refusals:   &errlog.Log{Logger: log, Level: slog.LevelError, Failing: "remote refused: it gets no tunnel", Over: "remote admitted again"},
 	}
 	a.hostAddrs.Store(&[]netip.Addr{})
 	a.sources.Store(&[]netip.Addr{})
@@ -130,6 +131,8 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	a.turn = run.NewTurn(run.TurnConfig{
 		Path: turnFile(cfg.KeyPath), Self: describe(&cfg), Begin: a.removeUnfinished, End: a.release, Grace: turnGrace, Logger: log,
 	})
+	a.routeRepairs, a.filterRepairs, a.sourceRepairs = a.newRepairs("routes"), a.newRepairs("packet filter"), a.newRepairs("source addresses")
+	a.forwardingRepairs, a.pathRepairs = a.newRepairs("forwarding"), a.newRepairs("MTU")
 	watchMetrics := kube.NewMetrics("semaphore_wg", "semaphore_wg_node_watcher_failures_total")
 	a.registry.MustRegister(
 		a.metrics, watchMetrics, run.BuildInfo("semaphore_wg"), a.turn.Collector("semaphore_wg"),
@@ -469,7 +472,8 @@ func (a *agent) cleanup(ctx context.Context) error {
 	errs = append(errs, err)
 	_, err = a.filter.Sync(ctx, routes.Ruleset{})
 	errs = append(errs, err)
-	errs = append(errs, routes.SyncICMP(ctx, a.log, nil))
+	_, err = routes.SyncICMP(ctx, a.log, nil)
+	errs = append(errs, err)
 	withdrawing, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	errs = append(errs, a.publisher.Withdraw(withdrawing, a.cfg.NodeName))

@@ -53,16 +53,20 @@ func (a *agent) ruleset() routes.Ruleset {
 }
 
 // syncFilter installs the packet filter. In the pass that finds nothing to do it notes the
-// counts, so that their changes have a time without a reader of status or metrics.
+// counts, so that their changes have a time without a reader of status or metrics. Two loops
+// call it: the lock keeps an older ruleset from replacing a newer one.
 func (a *agent) syncFilter(ctx context.Context) error {
 	if err := a.findRemoved(); err != nil {
 		return err
 	}
-	changed, err := a.filter.Sync(ctx, a.ruleset())
+	a.filterMu.Lock()
+	defer a.filterMu.Unlock()
+	rules := a.ruleset()
+	changed, err := a.filter.Sync(ctx, rules)
 	if !changed && err == nil {
 		a.filterStatus(ctx)
 	}
-	return err
+	return errors.Join(err, a.filterRepairs.note(time.Now(), rules, changed, err))
 }
 
 // stops remembers when the exit filter last dropped packets, by device. The zero value is

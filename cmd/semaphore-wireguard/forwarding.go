@@ -2,9 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,13 +12,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
-const (
-	// forwardingSpacing is the minimum interval of reading what forwarding depends on.
-	forwardingSpacing = time.Second
-	// forwardingFight is the time within which a device whose forwarding is off again was
-	// switched off by another program.
-	forwardingFight = time.Minute
-)
+// forwardingSpacing is the minimum interval of reading what forwarding depends on.
+const forwardingSpacing = time.Second
 
 // forwardingReport is whether the host forwards packets between its pods and the tunnels.
 // Probes of paths end at the host, and say nothing about it.
@@ -35,19 +30,20 @@ type forwardingReport struct {
 // checkForwarding switches forwarding on for our devices, and reads what else it depends
 // on, which is left alone.
 func (a *agent) checkForwarding(ctx context.Context) error {
+	var devices []int
+	for _, r := range a.remotes {
+		index, _ := r.device.Index()
+		devices = append(devices, index)
+	}
 	enabled, err := routes.EnableForwarding()
-	now := time.Now()
 	for _, device := range enabled {
 		a.log.InfoContext(ctx, "forwarding switched on", "device", device)
-		if now.Sub(a.forwarded[device]) < forwardingFight && err == nil {
-			// The loop waits longer each time.
-			err = fmt.Errorf("another program switches off net.ipv4.conf.%s.forwarding", strings.ReplaceAll(device, ".", "/"))
-		}
-		a.forwarded[device] = now
 	}
-	if err != nil {
-		return err
-	}
+	return errors.Join(err, a.forwardingRepairs.note(time.Now(), devices, len(enabled) > 0, err), a.readForwarding(ctx))
+}
+
+// readForwarding reads what else forwarding depends on.
+func (a *agent) readForwarding(ctx context.Context) error {
 	pods, known := a.podCIDRs()
 	if !known {
 		a.forwards.Store(nil)

@@ -12,6 +12,7 @@ type loopMetrics struct {
 	failures  *prometheus.CounterVec
 	syncPeers *prometheus.CounterVec
 	requeue   *prometheus.CounterVec
+	repairs   *prometheus.CounterVec
 }
 
 func newLoopMetrics() *loopMetrics {
@@ -33,6 +34,10 @@ func newLoopMetrics() *loopMetrics {
 			Name: "semaphore_wg_sync_requeue_total",
 			Help: "Number of attempts to sync the peers of a device that failed and are retried.",
 		}, []string{"device"}),
+		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_wg_repairs_total",
+			Help: "Passes of a loop that restored what another program had removed or changed in the kernel.",
+		}, []string{"loop"}),
 	}
 }
 
@@ -51,7 +56,7 @@ func (m *loopMetrics) Collect(ch chan<- prometheus.Metric) {
 }
 
 func (m *loopMetrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.passes, m.failures, m.syncPeers, m.requeue}
+	return []prometheus.Collector{m.passes, m.failures, m.syncPeers, m.requeue, m.repairs}
 }
 
 // observer returns the callback for the end of a loop's passes. It calls then, unless

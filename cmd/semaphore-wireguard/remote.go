@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -30,7 +31,7 @@ type remote struct {
 	controller *peers.Controller
 
 	fit    atomic.Pointer[fit] // nil: not known
-	fitted int                 // last MTU given to the device by fitMTU
+	fitted atomic.Int64        // last MTU given to the device by fitMTU
 
 	linking, peering, handshaking, renewing *reconcile.Trigger
 
@@ -51,6 +52,8 @@ type remote struct {
 	foreignRules atomic.Pointer[[]ruleReport]
 
 	failed atomic.Bool // see unreachable
+
+	deviceRepairs, peerRepairs repairs // each owned by its loop
 }
 
 // unreachable reports whether requests to the remote's API server have failed since
@@ -64,6 +67,7 @@ func (r *remote) unreachable() bool {
 
 func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, error) {
 	r := &remote{agent: a, cfg: cfg, linking: reconcile.NewTrigger(), peering: reconcile.NewTrigger(), handshaking: reconcile.NewTrigger(), renewing: reconcile.NewTrigger()}
+	r.deviceRepairs, r.peerRepairs = a.newRepairs("device "+cfg.Name), a.newRepairs("peers "+cfg.Name)
 	var err error
 	r.device, err = tunnel.Open(tunnel.Config{
 		Name:       tunnel.DeviceName(cfg.Name),
@@ -185,8 +189,10 @@ func (r *remote) handshakeDue() time.Time {
 // link or listen port changes. The device of a refused remote is deleted.
 func (r *remote) ensureDevice(ctx context.Context) error {
 	if r.refused() != nil {
+		r.deviceRepairs.want = "" // It is created when the remote is admitted again.
 		return r.device.Delete(ctx)
 	}
+	want := r.fitted.Load()
 	index, _ := r.device.Index()
 	port, _ := r.device.ListenPort()
 	changed, err := r.device.Ensure(ctx)
@@ -199,7 +205,7 @@ func (r *remote) ensureDevice(ctx context.Context) error {
 		r.agent.routing.Fire()
 		r.agent.forwarding.Fire()
 	}
-	return err
+	return errors.Join(err, r.deviceRepairs.note(time.Now(), want, changed, err))
 }
 
 // link returns the index of the link with the device's name; 0: none. seen is false

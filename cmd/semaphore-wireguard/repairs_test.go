@@ -8,11 +8,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 )
 
 func TestRepairsAreCountedWhileTheDesiredStateStays(t *testing.T) {
-	var r repairs
+	r := testRepairs()
 	now := time.Unix(1e9, 0)
 	pass := func(want string, changed bool, err error) bool {
 		now = now.Add(time.Second)
@@ -22,7 +24,7 @@ func TestRepairsAreCountedWhileTheDesiredStateStays(t *testing.T) {
 		if pass("a", false, nil) || pass("b", true, nil) || pass("a", true, nil) || pass("a", true, errors.New("x")) || pass("a", true, nil) {
 			t.Fatal("changes of the desired state, and passes after a failure, count as repairs")
 		}
-		now = now.Add(time.Minute)
+		now = now.Add(repairsWindow)
 	}
 	for i := range 10 {
 		if fault := pass("a", true, nil); fault != (i >= mostRepairs) {
@@ -32,16 +34,38 @@ func TestRepairsAreCountedWhileTheDesiredStateStays(t *testing.T) {
 	if !pass("a", false, nil) {
 		t.Error("the fault is over at once")
 	}
-	now = now.Add(repairsWindow)
-	if pass("a", false, nil) || len(r.at) > 0 {
+	now = now.Add(repairsQuiet)
+	if pass("a", false, nil) {
 		t.Error("the fault stays")
 	}
+	if !pass("a", true, nil) {
+		t.Error("the next repair, soon after, counts alone")
+	}
+	now = now.Add(repairsWindow)
+	if pass("a", true, nil) || len(r.at) != 1 {
+		t.Error("repairs count for ever")
+	}
 }
+
+// What the kernel doesn't report is compared every slowPass.
+func TestSlowRepairsAreCounted(t *testing.T) {
+	r := testRepairs()
+	now := time.Unix(1e9, 0)
+	_ = r.note(now, "a", true, nil)
+	for i := range 20 {
+		now = now.Add(slowPass)
+		if fault := r.note(now, "a", true, nil); (fault != nil) != (i >= mostRepairs) {
+			t.Fatalf("repair %d, one in %v: %v", i+1, slowPass, fault)
+		}
+	}
+}
+
+func testRepairs() repairs { return repairs{total: prometheus.NewCounter(prometheus.CounterOpts{})} }
 
 // TestRepairsHaveABoundedRate has a program that undoes each repair at once.
 func TestRepairsHaveABoundedRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var r repairs
+		r := testRepairs()
 		trigger, made := reconcile.NewTrigger(), 0
 		loop := reconcile.NewLoop(reconcile.Config{
 			Name: "routes", Trigger: trigger, MinInterval: burstSpacing, Resync: slowPass, Logger: slog.New(slog.DiscardHandler),

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/routes"
@@ -32,8 +33,12 @@ func (a *agent) syncSources(ctx context.Context) error {
 			}
 		}
 	}
-	_, err = a.table.SyncAddresses(ctx, routes.DesiredAddresses(targets, src))
-	return errors.Join(err, routes.SyncICMP(ctx, a.log, a.unsourcedTargets(src)))
+	addresses, unsourced := routes.DesiredAddresses(targets, src), a.unsourcedTargets(src)
+	changes, err := a.table.SyncAddresses(ctx, addresses)
+	changed, icmpErr := routes.SyncICMP(ctx, a.log, unsourced)
+	err = errors.Join(err, icmpErr)
+	changed = changed || changes != routes.Changes{}
+	return errors.Join(err, a.sourceRepairs.note(time.Now(), []any{addresses, unsourced}, changed, err))
 }
 
 // unsourcedTargets returns the remotes' subnets of address families without a source of

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"time"
@@ -47,9 +48,11 @@ func (a *agent) fitMTUs(context.Context) error {
 		r.fitMTU(own)
 	}
 	shared, _ := a.apart()
-	return a.table.ConsiderMarks(a.underlay.Links(func(to netip.Addr) bool {
+	links := a.underlay.Links(func(to netip.Addr) bool {
 		return to.Is4() && slices.ContainsFunc(shared, func(s netip.Prefix) bool { return s.Contains(to) })
-	}))
+	})
+	changed, err := a.table.ConsiderMarks(links)
+	return errors.Join(err, a.pathRepairs.note(time.Now(), links, changed, err))
 }
 
 // endpoints returns the published endpoint addresses of the remote's peers. When none is
@@ -78,8 +81,7 @@ func (r *remote) fitMTU(paths []tunnel.UnderlayPath) {
 	}
 	if r.cfg.MTU != 0 {
 		mtu = r.cfg.MTU
-	} else if r.fitted != mtu {
-		r.fitted = mtu
+	} else if r.fitted.Swap(int64(mtu)) != int64(mtu) {
 		r.device.SetMTU(mtu)
 		r.linking.Fire()
 	}
@@ -98,7 +100,8 @@ func (r *remote) syncPeers(ctx context.Context) error {
 	if !r.findShared() {
 		return nil
 	}
+	before := r.controller.State().Repairs
 	err := r.controller.Reconcile(ctx)
 	r.agent.fitting.Fire()
-	return err
+	return errors.Join(err, r.peerRepairs.note(time.Now(), nil, r.controller.State().Repairs != before, err))
 }

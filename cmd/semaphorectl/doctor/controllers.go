@@ -301,10 +301,12 @@ func restRules() []Rule {
 				failures(f, found)
 				for c, a := range f.agents() {
 					scope := Scope{Cluster: c.Name, Node: a.Pod.Node}
-					if s := a.Value.Filter; s.State != "" && s.State != "enforced" && s.State != "off" {
+					// At any moment it may be there or not.
+					flushed := undone(a.Value.Failing["packet filter"])
+					if s := a.Value.Filter; !flushed && s.State != "" && s.State != "enforced" && s.State != "off" {
 						found(Finding{scope, "the source filter isn't enforced on " + a.Pod.Node + ": plaintext packets with remote pods' source addresses aren't dropped", []Evidence{{s.State + " " + s.Error, statusOf(a)}}})
 					}
-					if s := a.Value.Exit; s.State != "" && s.State != "enforced" {
+					if s := a.Value.Exit; !flushed && s.State != "" && s.State != "enforced" {
 						found(Finding{scope, "the exit filter isn't enforced on " + a.Pod.Node + ": packets to remote pods that another program leads past the tunnel leave in plaintext", []Evidence{{s.State + " " + s.Error, statusOf(a)}}})
 					}
 					if a.Value.Networkd {
@@ -346,7 +348,7 @@ func failures(f *Facts, found func(Finding)) {
 				scope.Remote = remote
 			}
 			word, _, _ := strings.Cut(what, " ")
-			if f.explained(scope, follows[word]...) || admission(a.Value.Failing[what]) {
+			if f.explained(scope, follows[word]...) || admission(a.Value.Failing[what]) || undone(a.Value.Failing[what]) {
 				continue
 			}
 			found(Finding{scope, "the agent of " + a.Pod.Node + " fails: " + what, []Evidence{{a.Value.Failing[what], statusOf(a)}}})

@@ -180,6 +180,13 @@ func TestCauses(t *testing.T) {
 			p.agent(0).Failing["routes"] = "10.4.0.0/16 dev eth0 protocol static table 115115 is in the way"
 		},
 			"foreign-route", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
+		"another program flushes nftables": {func(p *patient) {
+			p.agent(0).Failing["packet filter"] = "another program removes or changes them again and again: 6 repairs or more within 5m0s"
+			p.agent(0).Filter.State, p.agent(0).Exit.State = "not enforced", "not enforced"
+		}, "repairs-undone", Scope{Cluster: "aws", Node: "aws-1"}},
+		"another program takes down the device": {func(p *patient) {
+			p.agent(0).Failing["device gcp"] = "another program removes or changes them again and again: 6 repairs or more within 5m0s"
+		}, "repairs-undone", Scope{Cluster: "aws", Node: "aws-1"}},
 		"a foreign policy rule comes first": {func(p *patient) {
 			p.remote(0).Rules = []survey.ForeignRule{{Rule: "10: from all iif cni0 lookup 11"}}
 		}, "foreign-rule", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},

@@ -40,7 +40,7 @@ func (f *Facts) up(s Scope) bool {
 // Where a path is down, the path is the cause.
 func podRules() []Rule {
 	roots := append([]string{
-		"port-taken", "peers-outdated", "foreign-route", "foreign-rule", "forwarding-off", "udp-one-way", "udp-blocked", "mtu-too-large", "path-down", "calico-pools-missing",
+		"port-taken", "peers-outdated", "foreign-route", "foreign-rule", "repairs-undone", "forwarding-off", "udp-one-way", "udp-blocked", "mtu-too-large", "path-down", "calico-pools-missing",
 	}, unpeered...)
 	rule := func(id, remedy string, after []string, mutual bool, find func(f *Facts, l *probe.Leg) (what, evidence string)) Rule {
 		return Rule{ID: id, Remedy: remedy, After: after, Find: func(f *Facts, found func(Finding)) {

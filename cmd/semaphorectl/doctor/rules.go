@@ -103,6 +103,9 @@ func nodeRules() []Rule {
 			Find: func(f *Facts, found func(Finding)) {
 				f.eachView(found, func(v *view) (string, string) {
 					err := cmp.Or(v.remote.Device.Error, v.agent.Failing["device "+v.remote.Name])
+					if undone(err) {
+						err = "" // It exists.
+					}
 					return err, "the device " + v.remote.Device.Name + " is missing"
 				})
 			},
@@ -118,6 +121,19 @@ func nodeRules() []Rule {
 		},
 		forwardingRule(),
 		foreignRuleRule(),
+		Rule{
+			ID:     "repairs-undone",
+			Remedy: "find the program on that node which removes or changes it, such as a firewall manager or a network manager, and configure it to leave devices wireguard.*, table 115115 and nftables tables semaphore-wireguard* alone; the agent goes on repairing",
+			Find: func(f *Facts, found func(Finding)) {
+				for c, a := range f.agents() {
+					for _, what := range slices.Sorted(maps.Keys(a.Value.Failing)) {
+						if err := a.Value.Failing[what]; undone(err) {
+							found(Finding{Scope{Cluster: c.Name, Node: a.Pod.Node}, "on " + a.Pod.Node + " another program undoes what the agent sets up: " + what, []Evidence{{err, statusOf(a)}}})
+						}
+					}
+				}
+			},
+		},
 		Rule{
 			ID: "peers-outdated", After: connecting(),
 			Remedy: "the agent's log says why it can't read the remote's nodes",
@@ -140,6 +156,11 @@ func (f *Facts) eachView(found func(Finding), say func(v *view) (fact, what stri
 			found(Finding{v.Scope, fmt.Sprintf("%s: %s", v.Node, what), []Evidence{{fact, v.source}}})
 		}
 	}
+}
+
+// undone reports whether a failure of an agent is that another program undoes its repairs.
+func undone(err string) bool {
+	return strings.Contains(err, "another program removes or changes them again and again")
 }
 
 // admission reports whether an error is that of an admission controller: a policy, a webhook,
