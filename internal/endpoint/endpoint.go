@@ -46,6 +46,17 @@ func Parse(text string) (Source, error) {
 	return s, Check(s.Addr)
 }
 
+// ParseAddr parses an address, and returns an error if other hosts can't reach a node or pod at
+// it. A mapped IPv4 address becomes that one.
+func ParseAddr(text string) (netip.Addr, error) {
+	addr, err := netip.ParseAddr(text)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	addr = addr.Unmap()
+	return addr, Check(addr)
+}
+
 // Check returns an error if other hosts can't reach a node at addr.
 func Check(addr netip.Addr) error {
 	if addr.Zone() != "" {

@@ -40,5 +40,11 @@ func TestParseRejects(t *testing.T) {
 		if got, err := endpoint.Parse(text); err == nil {
 			t.Errorf("%q is taken for %+v", text, got)
 		}
+		if got, err := endpoint.ParseAddr(text); err == nil {
+			t.Errorf("%q is taken for the address %v", text, got)
+		}
+	}
+	if got, err := endpoint.ParseAddr("::ffff:192.0.2.1"); err != nil || got != netip.MustParseAddr("192.0.2.1") {
+		t.Errorf("a mapped address: %v, %v", got, err)
 	}
 }

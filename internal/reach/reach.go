@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http/httpproxy"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 )
 
 // Request has the checks to run. It is the program's argument, as JSON.
@@ -190,12 +192,18 @@ var errNotYet = errors.New("no response yet")
 // most is the maximum number of requested addresses: 32 clusters with two families.
 const most = 64
 
-// add adds addresses to request, of the families that this pod has.
+// add adds addresses to request, of the families that this pod has. Others have chosen them:
+// they must not be of this host.
 func (m *Meeting) add(others []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, other := range others {
-		if _, known := m.met[other]; known || net.ParseIP(other) == nil {
+		ip, err := endpoint.ParseAddr(other)
+		if err != nil {
+			continue
+		}
+		other = ip.String()
+		if _, known := m.met[other]; known {
 			continue
 		}
 		if len(m.met) >= most {

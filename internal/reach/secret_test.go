@@ -104,7 +104,7 @@ func TestStrangerAnswers(t *testing.T) {
 
 // TestMeetingsOfOneRun runs two pods that request each other.
 func TestMeetingsOfOneRun(t *testing.T) {
-	const one, two = "127.86.42.4", "127.86.42.5"
+	const one, two = "10.2.1.7", "127.86.42.5"
 	listener, err := net.Listen("tcp", at(two))
 	if err != nil {
 		t.Fatal(err)

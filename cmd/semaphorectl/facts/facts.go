@@ -331,8 +331,8 @@ func (f *Facts) readServers(ctx context.Context, c *cli.Cluster) {
 				if p.Port == nil || len(e.Addresses) == 0 {
 					continue
 				}
-				address, err := netip.ParseAddr(e.Addresses[0])
-				if address = address.Unmap(); err != nil || endpoint.Check(address) != nil || *p.Port < 1 || *p.Port > 65535 {
+				address, err := endpoint.ParseAddr(e.Addresses[0])
+				if err != nil || *p.Port < 1 || *p.Port > 65535 {
 					continue
 				}
 				server := "https://" + net.JoinHostPort(address.String(), fmt.Sprint(*p.Port))
