@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -67,7 +68,7 @@ func Command(session *cli.Session) *cobra.Command {
 			if !without && !pathsOnly && len(clusters) > 1 {
 				tried, failed = try(ctx, session, clusters, taken, plan)
 				if ctx.Err() != nil {
-					return context.Cause(ctx)
+					return errors.Join(context.Cause(ctx), failed)
 				}
 			}
 			d, err := Diagnose(ctx, taken, tried, !pathsOnly)

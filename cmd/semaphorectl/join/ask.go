@@ -17,11 +17,7 @@ import (
 
 // probe runs temporary pods on nodes of each cluster, for the checks that only nodes can do.
 func (a *all) probe(ctx context.Context) []fault {
-	defer func() {
-		if err := probe.Sweep(ctx, a.clusters); err != nil {
-			a.Warn("%v", err)
-		}
-	}()
+	defer a.sweep(ctx)
 	a.Say("checking nodes of %s with temporary pods in %s", names(a.clusters), probe.Namespace)
 	found := make([]probe.Answers, len(a.clusters))
 	var mu sync.Mutex
@@ -56,6 +52,13 @@ func (a *all) probe(ctx context.Context) []fault {
 		}
 	}
 	return faults
+}
+
+// sweep deletes the temporary objects of this and of killed runs.
+func (a *all) sweep(ctx context.Context) {
+	if err := probe.Sweep(ctx, a.clusters); err != nil {
+		a.Warn("%v", err)
+	}
 }
 
 // unprobed returns faults for nodes whose temporary pods failed: one for each reason.

@@ -66,11 +66,7 @@ func (a *all) confirmGone(ctx context.Context, gone string) error {
 		}
 	}
 	a.Say("checking from nodes of %s that %s is gone, with temporary pods in %s", names(a.clusters), gone, probe.Namespace)
-	defer func() {
-		if err := probe.Sweep(ctx, a.clusters); err != nil {
-			a.Warn("%v", err)
-		}
-	}()
+	defer a.sweep(ctx)
 	return a.each(func(i int, c *cli.Cluster) error { return a.unreached(ctx, c, a.facts[i], gone) })
 }
 

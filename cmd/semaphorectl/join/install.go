@@ -154,11 +154,7 @@ func (a *all) meet(ctx context.Context) error {
 	if a.NoProbe {
 		return nil
 	}
-	defer func() {
-		if err := probe.Sweep(ctx, a.clusters); err != nil {
-			a.Warn("%v", err)
-		}
-	}()
+	defer a.sweep(ctx)
 	a.Say("waiting until pods of %s reach each other", names(a.clusters))
 	started := time.Now()
 	var pods []*corev1.Pod

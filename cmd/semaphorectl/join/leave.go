@@ -187,6 +187,7 @@ func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) e
 	}
 	one := &all{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1],
 		settings: a.settings[i : i+1], objects: a.objects[i : i+1]}
+	one.sweep(ctx)
 	_, err = one.steps(ctx,
 		step{"revocations", one.finishRevocations},
 		step{"settings", func(ctx context.Context) error { _, err := apply(ctx, c, a.objects[i]); return err }},
@@ -285,6 +286,7 @@ func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 		return nil
 	}
 	one := &all{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1]}
+	one.sweep(ctx)
 	_, err = one.steps(ctx,
 		step{"names", func(ctx context.Context) error {
 			return one.name(ctx, c, nil)

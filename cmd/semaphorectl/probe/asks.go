@@ -99,7 +99,11 @@ func createFresh(ctx context.Context, c *cli.Cluster, endpoint string) (string, 
 	}
 	labels[discoveryv1.LabelServiceName], labels[discoveryv1.LabelManagedBy] = service.Name, manifests.Manager
 	_, err = c.Client.DiscoveryV1().EndpointSlices(Namespace).Create(ctx, &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{GenerateName: service.Name + "-", Labels: labels},
+		ObjectMeta: metav1.ObjectMeta{
+			GenerateName: service.Name + "-", Labels: labels,
+			// Should this process be killed, one deletion is enough for both.
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: service.Name, UID: service.UID}},
+		},
 		AddressType: kind, Ports: []discoveryv1.EndpointPort{{Name: new(string), Port: &port, Protocol: &tcp}},
 		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{endpoint}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
 	}, metav1.CreateOptions{})

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/rand"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
@@ -68,6 +70,24 @@ type Tried struct {
 	Streams []Stream
 	Guarded []Guarded
 	Asked   []Asked
+	// Refused are the errors with which API servers have refused temporary objects.
+	Refused Refusals
+}
+
+// Refusals are errors of API servers: one for each node for whose pod they are, or for each
+// cluster, if they are for a Service.
+type Refusals map[NodeRef]string
+
+// add adds an error, if it is that of an API server, unless there is one.
+func (r *Refusals) add(at NodeRef, err error) {
+	refusal, is := errors.AsType[*apierrors.StatusError](err)
+	if !is || (*r)[at] != "" {
+		return
+	}
+	if *r == nil {
+		*r = Refusals{}
+	}
+	(*r)[at] = printable.Text(refusal.ErrStatus.Message, printable.Short)
 }
 
 // Plan selects the tests.
@@ -170,6 +190,9 @@ func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, plan
 	}
 	group.Wait()
 	tried = &Tried{}
+	for i := range temporary {
+		tried.Refused.add(NodeRef{Cluster: temporary[i].from}, temporary[i].err)
+	}
 	for _, a := range askers {
 		a.collect(tried)
 	}
@@ -217,8 +240,8 @@ func (s *server) start(ctx context.Context, c *cli.Cluster, id string, secret re
 func Addresses(pod *corev1.Pod) []string {
 	var all []string
 	for _, ip := range pod.Status.PodIPs {
-		address, err := netip.ParseAddr(ip.IP)
-		if err == nil && endpoint.Check(address) == nil && !address.Is4In6() && !has(all, address.String()) {
+		address, err := endpoint.ParseAddr(ip.IP)
+		if err == nil && !has(all, address.String()) {
 			all = append(all, address.String())
 		}
 	}
@@ -326,6 +349,7 @@ func complete(pod *corev1.Pod, request *reach.Request, result *reach.Result, err
 
 // collect adds the pod's results.
 func (a *asker) collect(tried *Tried) {
+	tried.Refused.add(a.from.NodeRef, a.err)
 	for i := range a.legs {
 		leg := &a.legs[i]
 		switch {

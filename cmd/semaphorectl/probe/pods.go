@@ -162,11 +162,11 @@ func await(ctx context.Context, c *cli.Cluster, pod *corev1.Pod) (*reach.Result,
 		if apierrors.IsNotFound(err) {
 			return false, errors.New("the temporary pod was deleted")
 		}
-		if err != nil || len(now.Status.ContainerStatuses) == 0 {
-			if now != nil && now.Status.Phase == corev1.PodFailed {
-				return false, errors.New(now.Status.Reason + " " + now.Status.Message)
-			}
+		if err != nil {
 			return false, nil // Retry.
+		}
+		if err := unstarted(now); err != nil || len(now.Status.ContainerStatuses) == 0 {
+			return false, err
 		}
 		state := now.Status.ContainerStatuses[0].State
 		if w := state.Waiting; w != nil {
@@ -187,6 +187,15 @@ func await(ctx context.Context, c *cli.Cluster, pod *corev1.Pod) (*reach.Result,
 		err = fmt.Errorf("%w: %s", context.Cause(ctx), last)
 	}
 	return result, err
+}
+
+// unstarted returns an error for a pod that has ended before its container started: a kubelet
+// admits no pods that don't fit on its node.
+func unstarted(p *corev1.Pod) error {
+	if p.Status.Phase != corev1.PodFailed || len(p.Status.ContainerStatuses) > 0 {
+		return nil
+	}
+	return errors.New("the temporary pod has not started: " + printable.Text(p.Status.Reason+" "+p.Status.Message, printable.Short))
 }
 
 // maxResult bounds a result in bytes: kubelets accept termination messages of 4 KiB of a
@@ -223,6 +232,9 @@ func Wait(ctx context.Context, c *cli.Cluster, pod *corev1.Pod, ready func(*core
 		now = found
 		if ready(now) {
 			return true, nil
+		}
+		if err := unstarted(now); err != nil {
+			return false, err
 		}
 		for _, status := range now.Status.ContainerStatuses {
 			if w := status.State.Waiting; w != nil && imageless(w) {
