@@ -141,6 +141,12 @@ func TestDoctorScore(t *testing.T) {
 				continue
 			}
 			result.outcome, result.said = f.judge(d)
+			for i := range d.Causes {
+				t.Logf("CAUSE %+v", d.Causes[i])
+			}
+			if len(d.Causes) == 0 {
+				t.Logf("UNKNOWN %+v", d.Unknown)
+			}
 			if result.outcome == green {
 				worst = green
 			}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 )
 
 // scope returns what was asked and answered without a fault, and what wasn't asked.
@@ -38,6 +39,23 @@ func scope(f *Facts) (asked []string, not []Open) {
 		}
 	}
 	say(compared, "service for mirrors has ready endpoints", "services for mirrors have ready endpoints")
+	for _, c := range f.withoutDNS() {
+		if f.resolves(c) {
+			not = append(not, Open{c.Name + ": the configuration of its DNS", noCoreDNS, c.DNS.Source})
+		}
+	}
+	for _, c := range f.Clusters {
+		if _, installed := c.Workload(survey.ServiceMirror); !installed {
+			continue
+		}
+		for _, selector := range []struct{ setting, what string }{
+			{survey.MirrorSetting, "whether its mirrors are those of their origins"}, {survey.GlobalSetting, "whether global services have ready endpoints"},
+		} {
+			if c.Custom(selector.setting) {
+				not = append(not, Open{c.Name + ": " + selector.what, selector.setting + " isn't the default, so which services it selects isn't known", c.Settings.Source})
+			}
+		}
+	}
 	if f.Tried == nil {
 		return asked, not
 	}

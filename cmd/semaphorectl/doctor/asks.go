@@ -137,7 +137,10 @@ func (f *Facts) askAgain(a *probe.Asked) string {
 
 // subject names a service.
 func subject(a *probe.Asked) string {
-	if a.Fresh {
+	switch {
+	case a.Fresh && a.To.Node == "":
+		return "a temporary Service for a pod of " + a.Remote
+	case a.Fresh:
 		return "a temporary Service for a pod on " + a.To.Node
 	}
 	return cmp.Or(a.Name, "a service of "+a.Remote)
@@ -170,6 +173,66 @@ func nodeOf(c *survey.Cluster, address string) string {
 	return ""
 }
 
+// refused reports whether an admission controller has refused the pod on a node, or the
+// temporary Service of a cluster, which is a cause.
+func (f *Facts) refused(at probe.NodeRef) bool {
+	return f.Tried != nil && admission(f.Tried.Refused[at])
+}
+
+// refusesPods reports whether a cluster has refused a pod.
+func (f *Facts) refusesPods(cluster string) bool {
+	for at := range f.Tried.Refused {
+		if at.Cluster == cluster && at.Node != "" && f.refused(at) {
+			return true
+		}
+	}
+	return false
+}
+
+// testsRefused finds clusters that don't admit temporary objects.
+func testsRefused(f *Facts, found func(Finding)) {
+	if f.Tried == nil {
+		return
+	}
+	byNode := func(a, b probe.NodeRef) int { return strings.Compare(a.String(), b.String()) }
+	for _, at := range slices.SortedFunc(maps.Keys(f.Tried.Refused), byNode) {
+		if !f.refused(at) {
+			continue
+		}
+		what := "pods of doctor"
+		if at.Node == "" {
+			what = "a temporary Service of doctor"
+		}
+		show := ""
+		if i := slices.IndexFunc(f.Clusters, func(c *survey.Cluster) bool { return c.Name == at.Cluster }); i >= 0 {
+			show = f.Clusters[i].Kubectl("get validatingadmissionpolicies,validatingwebhookconfigurations")
+			if strings.Contains(f.Tried.Refused[at], "exceeded quota") {
+				show = f.Clusters[i].Kubectl("-n %s get resourcequotas", probe.Namespace)
+			}
+		}
+		found(Finding{
+			Scope{Cluster: at.Cluster, Node: at.Node}, fmt.Sprintf("an admission controller of %s refuses %s, so that what pods get there isn't known", at.Cluster, what),
+			[]Evidence{{strings.TrimPrefix(at.Node+": ", ": ") + f.Tried.Refused[at], show}},
+		})
+	}
+}
+
+// notListening finds endpoints that refuse connections of pods of their own cluster, too.
+func notListening(f *Facts, found func(Finding)) {
+	own, seen := f.own(), map[string]bool{}
+	f.eachDenied(func(a *probe.Asked, _ Scope, address, err string) {
+		if !closed(err) || !closed(own[address]) || seen[address] {
+			return
+		}
+		seen[address] = true
+		found(Finding{Scope{Cluster: a.Remote}, fmt.Sprintf("nothing listens at endpoints of %s: they refuse connections of pods of %s itself, too", subject(a), a.Remote),
+			[]Evidence{{fmt.Sprintf("%s: from %s: %s; from a pod of %s: %s", address, a.From, err, a.Remote, own[address]), f.askAgain(a)}}})
+	})
+}
+
+// closed reports whether an error is that of a port at which nothing listens.
+func closed(err string) bool { return strings.Contains(err, "connection refused") }
+
 // askRules derive causes from what pods got as clients of services:
 //
 //	ClusterIP       endpoint         name                          cause
@@ -178,13 +241,20 @@ func nodeOf(c *survey.Cluster, address string) string {
 //	any             any              missing, or other addresses   name-wrong
 //	any             no answer, and   any                           service-denied
 //	                its own pods get one
+//	any             refuses, its own any                           endpoint-not-listening
+//	                pods as well
 //
-// Where not even pods of its own cluster get an answer, a policy may deny on purpose: that is
-// unknown.
+// Where not even pods of its own cluster get an answer, and none is refused, a policy may deny
+// on purpose: that is unknown.
 func askRules() []Rule {
 	// What keeps pods of tests from each other, and these findings themselves.
 	paths := append([]string{"pods-masqueraded", "pods-mtu", "pods-dropped", "pods-unreached"}, podRules()[0].After...)
 	return []Rule{
+		{
+			ID: "test-pods-refused", Alone: true,
+			Remedy: "exempt objects in kube-system with the label semaphore.uw.io/temporary=true from the policy or webhook that the error names, or raise the quota, and run doctor again; the pods run as root, without capabilities. --no-probe does without them, and what pods get stays unknown",
+			Find:   testsRefused,
+		},
 		{
 			ID:     "cluster-ip-unanswered",
 			Remedy: "check that kube-proxy, or what replaces it, runs on that node and reads the API server: kubectl -n kube-system get pods -o wide, and its log",
@@ -229,6 +299,11 @@ func askRules() []Rule {
 					found(Finding{askScope(a), fmt.Sprintf("pods of %s don't resolve names of services of %s", a.From.Cluster, a.Remote), []Evidence{{fmt.Sprintf("%s, on %s: %s", a.Name, a.From.Node, says), f.askAgain(a)}}})
 				}
 			},
+		},
+		{
+			ID: "endpoint-not-listening", Alone: true,
+			Remedy: "in that cluster, make targetPort of the Service the port at which its pods listen, or correct the program, which may listen on 127.0.0.1 only; a readinessProbe of that port keeps such pods out of the endpoints. If it does listen, a firewall or network policy rejects connections of all pods in kube-system",
+			Find:   notListening,
 		},
 		{
 			ID: "service-denied", After: paths,
@@ -294,7 +369,7 @@ func openVirtual(f *Facts, a *probe.Asked, add func(Scope, func() Open)) {
 func openAsked(f *Facts, add func(Scope, func() Open)) {
 	own, seen := f.own(), map[string]bool{}
 	f.eachDenied(func(a *probe.Asked, scope Scope, address, err string) {
-		if answer, known := own[address]; known && answer == "" || seen[address] {
+		if answer, known := own[address]; known && answer == "" || seen[address] || closed(err) && closed(answer) {
 			return
 		}
 		seen[address] = true
@@ -308,6 +383,9 @@ func openAsked(f *Facts, add func(Scope, func() Open)) {
 	})
 	for i := range f.asked() {
 		if a := &f.asked()[i]; a.Untried != "" && a.Remote != a.From.Cluster {
+			if f.refused(a.From) || a.Fresh && (f.refused(probe.NodeRef{Cluster: a.From.Cluster}) || a.To.Node == "" && f.refusesPods(a.Remote)) {
+				continue
+			}
 			add(askScope(a), func() Open {
 				return Open{fmt.Sprintf("whether pods on %s reach %s", a.From.Node, subject(a)), a.Untried, f.askAgain(a)}
 			})

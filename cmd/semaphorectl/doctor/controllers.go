@@ -14,12 +14,12 @@ import (
 func controllerRules() []Rule {
 	return []Rule{
 		{
-			ID:     "mirror-not-running",
+			ID: "mirror-not-running", After: []string{"admission-refuses", "own-api-failing"},
 			Remedy: "find out why its pods don't run, or scale its Deployment up",
 			Find:   func(f *Facts, found func(Finding)) { notRunning(f, survey.ServiceMirror, found) },
 		},
 		{
-			ID:     "policy-not-running",
+			ID: "policy-not-running", After: []string{"admission-refuses", "own-api-failing"},
 			Remedy: "find out why its pods don't run, or scale its Deployment up",
 			Find:   func(f *Facts, found func(Finding)) { notRunning(f, survey.NetworkPolicy, found) },
 		},
@@ -50,7 +50,7 @@ func controllerRules() []Rule {
 			Find:   nameTaken,
 		},
 		{
-			ID: "service-not-in-order", After: append([]string{"mirror-not-running", "admission-refuses"}, connecting()...),
+			ID: "service-not-in-order", After: append([]string{"mirror-not-running", "admission-refuses", "own-api-failing"}, connecting()...),
 			Remedy: "correct what the error names at the Service, in its own cluster",
 			Fix:    serviceFix,
 			Find:   services,
@@ -72,7 +72,7 @@ func controllerRules() []Rule {
 			},
 		},
 		{
-			ID: "set-not-written", Local: true, After: []string{"policy-not-running", "admission-refuses"},
+			ID: "set-not-written", Local: true, After: []string{"policy-not-running", "admission-refuses", "own-api-failing"},
 			Remedy: "Calico's API refuses the network set: correct what the error names, or check that Calico's API server runs",
 			Find:   sets,
 		},
@@ -82,7 +82,7 @@ func controllerRules() []Rule {
 func notRunning(f *Facts, program string, found func(Finding)) {
 	for _, c := range f.Clusters {
 		w, installed := c.Workload(program)
-		if !installed || w.Ready > 0 {
+		if !installed || w.Ready > 0 || f.unreadyWith(c, program) {
 			continue
 		}
 		evidence := []Evidence{{cli.Of(int(w.Ready), int(w.Wanted), "pod") + " ready", c.Workloads.Source}}
@@ -94,6 +94,31 @@ func notRunning(f *Facts, program string, found func(Finding)) {
 		}
 		found(Finding{Scope{Cluster: c.Name}, program + " doesn't run in " + c.Name, evidence})
 	}
+}
+
+// unreadyWith reports whether all pods of a program that aren't ready are on nodes that aren't,
+// either.
+func (f *Facts) unreadyWith(c *survey.Cluster, program string) bool {
+	var nodes []string
+	for _, p := range c.Pods.Value {
+		if p.Program == program && !p.Ready {
+			nodes = append(nodes, p.Node)
+		}
+	}
+	return f.onUnready(c, nodes)
+}
+
+// onUnready reports whether none of these nodes of pods is ready, which node-not-ready reports.
+// A pod without a node needs any that is.
+func (f *Facts) onUnready(c *survey.Cluster, nodes []string) bool {
+	unready := map[string]bool{}
+	for i := range c.Nodes.Value {
+		if n := &c.Nodes.Value[i]; n.Ready != "" && n.Ready != "True" {
+			unready[n.Name] = true
+		}
+	}
+	unready[""] = len(unready) == len(c.Nodes.Value)
+	return len(nodes) > 0 && !slices.ContainsFunc(nodes, func(n string) bool { return !unready[n] }) && f.explained(Scope{Cluster: c.Name}, "node-not-ready")
 }
 
 // poolsMissing looks for IP pools of Calico that contain the remotes' pod subnets: in the
@@ -279,6 +304,8 @@ var follows = map[string][]string{
 	"device":  {"device-missing", "port-taken", "subnets-overlap"},
 	"routes":  {"device-missing", "port-taken", "subnets-overlap", "foreign-route"},
 	"peers":   {"device-missing", "port-taken", "subnets-overlap", "node-rejected", "duplicate-key", "pod-subnets-wrong"},
+	// These read the device, or write to it.
+	"handshakes": {"device-missing"}, "signs": {"device-missing"}, "paths": {"device-missing"}, "silent": {"device-missing"}, "save": {"device-missing"},
 }
 
 // restRules report faults that no earlier rule explains, so that none is left out. A failure
@@ -287,7 +314,7 @@ func restRules() []Rule {
 	ready := func(id, program string, after ...string) Rule {
 		return Rule{ID: id, After: after, Remedy: "find out why these pods aren't ready: kubectl -n sys-semaphore describe pods", Find: func(f *Facts, found func(Finding)) {
 			for _, c := range f.Clusters {
-				if w, _ := c.Workload(program); w.Ready < w.Wanted {
+				if w, _ := c.Workload(program); w.Ready < w.Wanted && !f.unreadyWith(c, program) {
 					found(Finding{Scope{Cluster: c.Name}, fmt.Sprintf("%s: %d of %d pods of %s are ready", c.Name, w.Ready, w.Wanted, w.Name), unready(c, program)})
 				}
 			}
@@ -300,6 +327,9 @@ func restRules() []Rule {
 			Find: func(f *Facts, found func(Finding)) {
 				failures(f, found)
 				for c, a := range f.agents() {
+					if a.Value.Standby != nil {
+						continue // The filters are those of the agent that is active.
+					}
 					scope := Scope{Cluster: c.Name, Node: a.Pod.Node}
 					// At any moment it may be there or not.
 					flushed := undone(a.Value.Failing["packet filter"])
@@ -321,7 +351,7 @@ func restRules() []Rule {
 			Find: func(f *Facts, found func(Finding)) {
 				for _, c := range f.Clusters {
 					for _, w := range c.Workloads.Value {
-						if other := w.Name != survey.WireGuard && w.Name != survey.ServiceMirror && w.Name != survey.NetworkPolicy; other && (w.Ready < w.Wanted || w.Wanted == 0) {
+						if other := w.Name != survey.WireGuard && w.Name != survey.ServiceMirror && w.Name != survey.NetworkPolicy; other && (w.Ready < w.Wanted || w.Wanted == 0) && !f.unreadyWith(c, w.Name) {
 							found(Finding{Scope{Cluster: c.Name}, fmt.Sprintf("%s: %d of %d pods of %s are ready", c.Name, w.Ready, w.Wanted, w.Name), unready(c, w.Name)})
 						}
 					}
@@ -329,8 +359,8 @@ func restRules() []Rule {
 			},
 		},
 		ready("not-ready", survey.WireGuard, append([]string{"agent-failing", "admission-refuses", "device-missing", "subnets-overlap", "port-taken", "annotations-gone", "key-changed"}, agentGone...)...),
-		ready("mirror-not-ready", survey.ServiceMirror, "mirror-not-running", "admission-refuses"),
-		ready("policy-not-ready", survey.NetworkPolicy, "policy-not-running", "admission-refuses"),
+		ready("mirror-not-ready", survey.ServiceMirror, "mirror-not-running", "admission-refuses", "own-api-failing"),
+		ready("policy-not-ready", survey.NetworkPolicy, "policy-not-running", "admission-refuses", "own-api-failing"),
 	}
 }
 

@@ -59,6 +59,8 @@ type Rule struct {
 	// Whole is set where findings are about whole clusters, and also explain faults of other
 	// clusters towards them.
 	Whole bool
+	// Alone is set where findings explain nothing: neither other findings nor what is unknown.
+	Alone bool
 	// Mutual is set where a finding between two nodes is the same fault seen from either.
 	Mutual bool
 	// Sum formats several findings as one fault, of what is common to them.
@@ -135,8 +137,10 @@ func Diagnose(ctx context.Context, clusters []*survey.Cluster, tried *probe.Trie
 		rule.Find(f, func(finding Finding) {
 			// A consequence has consequences of its own.
 			consequence := f.explained(finding.Scope, after...)
-			found[rule.ID].add(finding.Scope, rule.Local, rule.Whole)
-			anything.add(finding.Scope, rule.Local, rule.Whole)
+			if !rule.Alone {
+				found[rule.ID].add(finding.Scope, rule.Local, rule.Whole)
+				anything.add(finding.Scope, rule.Local, rule.Whole)
+			}
 			if !consequence {
 				causes.add(&rule, finding)
 			}
@@ -253,6 +257,7 @@ func open(f *Facts, wrong scopes) []Open {
 			})
 		}
 	}
+	openNames(f, add)
 	contacts(f, add)
 	for p := range f.Pairs() {
 		if !p.from.Kubernetes.Known() {
@@ -265,7 +270,7 @@ func open(f *Facts, wrong scopes) []Open {
 		}
 	}
 	for i := range f.legs() {
-		if l := &f.legs()[i]; l.Untried != "" {
+		if l := &f.legs()[i]; l.Untried != "" && !f.refused(l.From) && !f.refused(l.To) {
 			add(legScope(l), func() Open {
 				return Open{fmt.Sprintf("whether a pod on %s reaches a pod on %s", l.From.Node, l.To.Node), l.Untried, tryAgain(l)}
 			})

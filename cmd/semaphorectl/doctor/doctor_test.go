@@ -43,10 +43,13 @@ func (p *patient) install(program string, ready int32) {
 }
 
 // corefile makes CoreDNS of aws one with this configuration.
-func (p *patient) corefile(text string) {
-	p.aws.DNS.Value, _ = coredns.Read(context.Background(), fake.NewClientset(&corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Name: "coredns", Namespace: "kube-system"}, Data: map[string]string{"Corefile": text},
+func (p *patient) corefile(text string) { p.aws.DNS.Value = setupOf(text) }
+
+func setupOf(corefile string) *coredns.Setup {
+	s, _ := coredns.Read(context.Background(), fake.NewClientset(&corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "coredns", Namespace: "kube-system"}, Data: map[string]string{"Corefile": corefile},
 	}))
+	return s
 }
 
 // services installs the mirror in aws, with a mirror of a service of gcp that has so many ready
@@ -146,6 +149,14 @@ func TestCauses(t *testing.T) {
 				}
 			}
 		}, "subnets-overlap", Scope{Cluster: "aws", Remote: "gcp"}},
+		"overlapping subnets in a rollout, where the agent before goes on": {func(p *patient) {
+			next := surveytest.Pair(2)[0].Agents[0]
+			next.Value.Standby = &struct {
+				Holder string `json:"holder"`
+			}{"the agent before"}
+			next.Value.Remotes[0].Refused, next.Value.Exit.State = "10.2.0.0/16 overlaps the pods of this node", "not enforced"
+			p.aws.Agents = append(p.aws.Agents, next)
+		}, "subnets-overlap", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
 		"key changed on one side": {func(p *patient) {
 			p.remote(0).Device.PublicKey, p.agent(0).Failing["publish"] = "another", unpublished
 			for peer := range 2 {
@@ -172,6 +183,7 @@ func TestCauses(t *testing.T) {
 		"device taken by a foreign link": {func(p *patient) {
 			p.remote(0).Device.Error, p.remote(0).Peers = "link wireguard.gcp isn't ours", nil
 			p.agent(0).Failing["device gcp"], p.agent(0).Failing["routes"] = "link wireguard.gcp isn't ours", "no device"
+			p.agent(0).Failing["handshakes gcp"], p.agent(0).Failing["signs of life gcp"] = "file does not exist", "file does not exist"
 			for peer := range 2 {
 				down(p.back(0, peer), "no_answer", 0)
 			}
@@ -317,6 +329,50 @@ func TestCauses(t *testing.T) {
 		"a webhook that refuses, and a failure without a rule": {func(p *patient) {
 			p.agent(0).Failing["publish"], p.agent(0).Failing["orphans"] = `admission webhook "x" denied the request: no`, "no"
 		}, "admission-refuses agent-failing", Scope{Cluster: "aws", Node: "aws-1"}},
+		"a mirror that may not write": {func(p *patient) {
+			p.services("gcp", 2)
+			p.aws.Imports.Value, p.aws.Workloads.Value[1].Ready = nil, 1
+			p.aws.Mirrors[0].Value.Election.Error = `leases.coordination.k8s.io "semaphore-service-mirror" is forbidden: User "x" cannot update resource "leases"`
+			p.aws.Mirrors[0].Value.Services = []survey.Service{{Name: "gcp-shop-73736d-web", Error: `services is forbidden: User "x" cannot create resource "services"`}}
+		}, "own-api-failing", Scope{Cluster: "aws"}},
+		"a mirror that may not write and doesn't lead any more": {func(p *patient) {
+			p.install(survey.ServiceMirror, 0)
+			p.corefile("cluster.gcp:53 {\n}\n")
+			p.aws.Mirrors = []survey.Reported[survey.Mirror]{{Fact: survey.Fact[*survey.Mirror]{Value: &survey.Mirror{}}}}
+			p.aws.Mirrors[0].Value.Election.Error = `leases.coordination.k8s.io "semaphore-service-mirror" is forbidden: User "x" cannot get resource "leases"`
+		}, "own-api-failing", Scope{Cluster: "aws"}},
+		"a mirror whose lease is refused by an admission policy": {func(p *patient) {
+			p.services("gcp", 2)
+			p.aws.Mirrors[0].Value.Election.Error = `leases.coordination.k8s.io "semaphore-service-mirror" is forbidden: ValidatingAdmissionPolicy 'no' with binding 'no' denied request: no`
+		}, "admission-refuses", Scope{Cluster: "aws"}},
+		"a policy controller that may not write": {func(p *patient) {
+			r := p.policy()
+			r.Election = `leases "semaphore-policy" is forbidden: User "x" cannot update resource "leases"`
+			r.Remotes[0].Failing = map[string]string{"gcp-shop-db": `globalnetworksets is forbidden: User "x" cannot create resource`}
+		}, "own-api-failing", Scope{Cluster: "aws"}},
+		"nodes that aren't ready, with all that runs there": {func(p *patient) {
+			p.services("gcp", 0)
+			p.gcp.Workloads.Value = append(p.gcp.Workloads.Value, p.aws.Workloads.Value[1], survey.Workload{Kind: "Deployment", Name: "semaphore-tokens", Wanted: 1})
+			p.gcp.Workloads.Value[1].Ready = 0
+			p.corefile("cluster.gcp:53 {\n}\n")
+			p.gcp.DNS.Value = setupOf("cluster.aws:53 {\n}\n")
+			p.gcp.Exports.Value[0].Unready = map[string]bool{"gcp-1": true}
+			for n := range 2 {
+				p.gcp.Nodes.Value[n].Ready = "Unknown"
+				p.gcp.Pods.Value = append(p.gcp.Pods.Value, survey.Pod{Name: "mirror", Node: p.gcp.Nodes.Value[n].Name, Program: survey.ServiceMirror})
+			}
+			p.gcp.Pods.Value = append(p.gcp.Pods.Value, survey.Pod{Name: "tokens", Program: "semaphore-tokens", Phase: "Pending"})
+		}, "node-not-ready", Scope{Cluster: "gcp"}},
+		"a node that isn't ready, with one pod of two": {func(p *patient) {
+			p.services("gcp", 2)
+			p.aws.Nodes.Value[1].Ready, p.aws.Workloads.Value[1].Ready = "Unknown", 1
+			p.aws.Pods.Value = append(p.aws.Pods.Value, survey.Pod{Name: "mirror-1", Node: "aws-1", Program: survey.ServiceMirror, Ready: true}, survey.Pod{Name: "mirror-2", Node: "aws-2", Program: survey.ServiceMirror})
+		}, "node-not-ready", Scope{Cluster: "aws", Node: "aws-2"}},
+		"a node that isn't ready, and a pod that isn't on another one": {func(p *patient) {
+			p.services("gcp", 2)
+			p.aws.Nodes.Value[1].Ready, p.aws.Workloads.Value[1].Ready = "Unknown", 1
+			p.aws.Pods.Value = append(p.aws.Pods.Value, survey.Pod{Name: "mirror-1", Node: "aws-1", Program: survey.ServiceMirror}, survey.Pod{Name: "mirror-2", Node: "aws-2", Program: survey.ServiceMirror, Ready: true})
+		}, "node-not-ready mirror-not-ready", Scope{Cluster: "aws", Node: "aws-2"}},
 		"a quota that refuses pods": {func(p *patient) {
 			p.aws.Workloads.Value[0].Ready, p.aws.Pods.Value, p.aws.Agents = 1, p.aws.Pods.Value[1:], p.aws.Agents[1:]
 			p.aws.Warnings.Value = []survey.Event{{Reason: "FailedCreate", About: "DaemonSet/semaphore-wireguard", Message: `pods "x" is forbidden: exceeded quota: q`}}
@@ -481,6 +537,10 @@ func TestUnknownIsNotWell(t *testing.T) {
 		"a pod of CoreDNS that isn't available": func(p *patient) {
 			p.services("gcp", 2)
 			p.aws.DNS.Value.Unavailable = 1
+		},
+		"a cluster without CoreDNS": func(p *patient) {
+			p.services("gcp", 2)
+			p.aws.DNS.Value = nil
 		},
 		"an agent that has just started": func(p *patient) { p.agent(0).Pending = []string{"routes"} },
 	} {

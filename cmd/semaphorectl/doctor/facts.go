@@ -293,10 +293,18 @@ type view struct {
 // the agent's pod: the report could name another one.
 func (f *Facts) views() iter.Seq[*view] {
 	return func(yield func(*view) bool) {
-		for c, a := range f.agents() {
-			if a.Value.Standby != nil {
-				continue
+		for v := range f.allViews() {
+			if v.agent.Standby == nil && !yield(v) {
+				return
 			}
+		}
+	}
+}
+
+// allViews is views with the agents on standby.
+func (f *Facts) allViews() iter.Seq[*view] {
+	return func(yield func(*view) bool) {
+		for c, a := range f.agents() {
 			failing := map[string]map[string]string{} // by remote
 			for what, err := range a.Value.Failing {
 				remote := lastWord(what)

@@ -3,8 +3,10 @@ package doctor
 import (
 	"fmt"
 	"iter"
+	"slices"
 	"strings"
 
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 )
 
@@ -17,6 +19,35 @@ func (f *Facts) named() iter.Seq[*survey.Cluster] {
 			}
 		}
 	}
+}
+
+// openNames lists clusters with the service mirror and without CoreDNS, unless pods have
+// resolved names of the mirror there.
+func openNames(f *Facts, add func(Scope, func() Open)) {
+	for _, c := range f.withoutDNS() {
+		if !f.resolves(c) {
+			add(Scope{Cluster: c.Name}, func() Open {
+				return Open{c.Name + ": whether names of other clusters are resolved", noCoreDNS, c.DNS.Source}
+			})
+		}
+	}
+}
+
+const noCoreDNS = "kube-system has no CoreDNS, and the configuration of another DNS isn't read"
+
+// withoutDNS returns the clusters with the service mirror and without CoreDNS.
+func (f *Facts) withoutDNS() []*survey.Cluster {
+	return slices.DeleteFunc(slices.Clone(f.Clusters), func(c *survey.Cluster) bool {
+		_, installed := c.Workload(survey.ServiceMirror)
+		return !installed || !c.Kubernetes.Known() || !c.DNS.Known() || c.DNS.Value != nil
+	})
+}
+
+// resolves reports whether a pod of a cluster has resolved the name of a service of another.
+func (f *Facts) resolves(c *survey.Cluster) bool {
+	return slices.ContainsFunc(f.asked(), func(a probe.Asked) bool {
+		return a.From.Cluster == c.Name && a.Name != "" && a.Untried == "" && a.Result.Name == "" && len(a.Result.Found) == 0
+	})
 }
 
 // configInvalid looks for configurations that CoreDNS refuses when it starts or reloads.

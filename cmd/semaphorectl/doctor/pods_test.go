@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/probe"
+	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey"
 	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/survey/surveytest"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
@@ -94,6 +95,29 @@ func TestResultsOfPods(t *testing.T) {
 			f.Asked[0].Result.Failed = map[string]string{"10.96.0.7:80": "i/o timeout", "10.4.1.9:80": "i/o timeout"}
 			f.Asked[1].Result.Failed = map[string]string{"10.96.9.9:8642": "i/o timeout"}
 		}, "udp-one-way", Wrong},
+		"nothing listens": {func(_ *patient, f *probe.Tried) {
+			f.Asked[0].Result.Failed = map[string]string{"10.96.0.7:80": "connect: connection refused", "10.4.1.9:80": "connect: connection refused"}
+			f.Asked[2].Result.Failed = map[string]string{"10.4.1.9:80": "connect: connection refused"}
+		}, "endpoint-not-listening", Wrong},
+		"the pods aren't admitted": {func(_ *patient, f *probe.Tried) {
+			f.Refused = probe.Refusals{f.Legs[1].From: `pods "x" is forbidden: ValidatingAdmissionPolicy 'no' with binding 'no' denied request: no`}
+			f.Legs[0].Untried, f.Legs[1].Untried = "no pod runs", "no pod runs"
+			f.Asked[1].Untried, f.Asked[1].To = "no temporary Service could be created: no pod of gcp runs", probe.NodeRef{}
+			f.Asked = f.Asked[:2]
+		}, "test-pods-refused", Wrong},
+		"the temporary Service isn't admitted": {func(_ *patient, f *probe.Tried) {
+			f.Refused = probe.Refusals{{Cluster: "aws"}: `services "x" is forbidden: exceeded quota: q`}
+			f.Asked[1].Untried = "no temporary Service could be created: exceeded quota: q"
+		}, "test-pods-refused", Wrong},
+		"a cluster that doesn't admit pods, and an agent that doesn't answer": {func(p *patient, f *probe.Tried) {
+			f.Refused = probe.Refusals{{Cluster: "aws", Node: "aws-1"}: `pods "x" is forbidden: violates PodSecurity "restricted:latest"`}
+			f.Legs[0].Untried, f.Legs[1].Untried, f.Asked = "no pod runs", "no pod runs", nil
+			p.aws.Agents[0].Value, p.aws.Agents[0].Err = nil, "exec: no"
+		}, "test-pods-refused", Wrong},
+		"an administrator who may not create pods": {func(_ *patient, f *probe.Tried) {
+			f.Refused = probe.Refusals{f.Legs[1].From: `pods is forbidden: User "x" cannot create resource "pods"`}
+			f.Legs[0].Untried, f.Legs[1].Untried, f.Asked = "no pod runs", "no pod runs", nil
+		}, "", Unknown},
 		"services that weren't asked": {func(_ *patient, f *probe.Tried) { f.Asked[0].Untried = "too old" }, "", Unknown},
 		"no temporary Service":        {func(_ *patient, f *probe.Tried) { f.Asked[1].Untried = "forbidden" }, "", Unknown},
 		"no pod runs":                 {func(_ *patient, f *probe.Tried) { f.Legs[0].Try, f.Legs[0].Untried = reach.Try{}, "no pod runs" }, "", Unknown},
@@ -109,6 +133,10 @@ func TestResultsOfPods(t *testing.T) {
 			}
 			if got := strings.Join(ids, " "); got != tt.want || d.Verdict != tt.verdict {
 				t.Errorf("causes %q and %s, want %q and %s: %+v, %+v", got, d.Verdict, tt.want, tt.verdict, d.Causes, d.Unknown)
+			}
+			// A refused pod explains what it didn't find out, and nothing else.
+			if silent := strings.HasSuffix(name, "doesn't answer") && tt.want != ""; tt.want == "test-pods-refused" && (len(d.Unknown) == 0) == silent {
+				t.Errorf("unknown: %+v", d.Unknown)
 			}
 		})
 	}
@@ -130,5 +158,32 @@ func TestAsks(t *testing.T) {
 	p.gcp.Exports.Value = nil
 	if got := Asks(clusters)[own]; len(got) > 0 {
 		t.Errorf("without the export pods of gcp request %+v", got)
+	}
+}
+
+// TestNotAsked lists what is left out because of settings, and without CoreDNS what only requests
+// of pods have shown.
+func TestNotAsked(t *testing.T) {
+	clusters := surveytest.Pair(2)
+	p := &patient{clusters[0], clusters[1]}
+	p.services("gcp", 2)
+	p.aws.DNS.Value = nil
+	p.aws.Imports.Value[0].Digest = "other" // Not a fault: its origin may be another one.
+	p.aws.Settings.Value["SEMAPHORE_MIRROR_SELECTOR"], p.aws.Settings.Value["SEMAPHORE_GLOBAL_SELECTOR"] = "", survey.GlobalSelector
+	d := diagnose(t, clusters, tries(), true)
+	var got []string
+	for _, o := range d.NotAsked {
+		got = append(got, o.What+": "+o.Why)
+	}
+	for _, want := range []string{
+		"aws: whether its mirrors are those of their origins: SEMAPHORE_MIRROR_SELECTOR isn't the default, so which services it selects isn't known",
+		"aws: the configuration of its DNS: " + noCoreDNS,
+	} {
+		if !slices.Contains(got, want) {
+			t.Errorf("no %q in %q", want, got)
+		}
+	}
+	if d.Verdict != Well || strings.Contains(strings.Join(got, " "), "GLOBAL") {
+		t.Errorf("%s: %+v, not asked %q", d.Verdict, d.Causes, got)
 	}
 }

@@ -51,7 +51,16 @@ func nodeRules() []Rule {
 			ID: "subnets-overlap", Local: true,
 			Remedy: "narrow the configured pod subnets of the remote, or move one of the clusters to other subnets: pod subnets of two clusters must not overlap",
 			Find: func(f *Facts, found func(Finding)) {
-				f.eachView(found, func(v *view) (string, string) { return v.remote.Refused, "the remote " + v.Remote + " is refused" })
+				for v := range f.allViews() {
+					if v.remote.Refused == "" {
+						continue
+					}
+					what := v.Node + ": the remote " + v.Remote + " is refused"
+					if v.agent.Standby != nil {
+						what += " by the agent with the latest settings, which doesn't take over"
+					}
+					found(Finding{v.Scope, what, []Evidence{{v.remote.Refused, v.source}}})
+				}
 			},
 		},
 		{
@@ -188,11 +197,13 @@ func admissionRefuses(f *Facts, found func(Finding)) {
 		}
 	}
 	for c, m := range f.mirrors() {
+		say(Scope{Cluster: c.Name}, m.Value.Election.Error, m.Source)
 		for i := range m.Value.Services {
 			say(Scope{Cluster: c.Name}, m.Value.Services[i].Error, m.Source)
 		}
 	}
 	for c, p := range f.policies() {
+		say(Scope{Cluster: c.Name}, p.Value.Election, p.Source)
 		for i := range p.Value.Remotes {
 			r := &p.Value.Remotes[i]
 			for _, name := range slices.Sorted(maps.Keys(r.Failing)) {
@@ -307,19 +318,47 @@ func apiRules() []Rule {
 	rules = append(rules, Rule{
 		ID: "own-api-failing", Local: true,
 		Remedy: "restore the rights of our programs (deploy/*/rbac.yaml; semaphorectl join applies them), and the network between that node and its own API server",
-		Find: func(f *Facts, found func(Finding)) {
-			for t := range f.trials() {
-				if t.Remote == t.Cluster && t.Error != "" {
-					found(Finding{Scope{Cluster: t.Cluster, Node: t.Node}, t.Cluster + ": our programs can't read their own API server", []Evidence{{t.program + ": " + t.Error, t.source}}})
-				}
-			}
-		},
+		Find:   ownFailing,
 	})
 	return append(rules, Rule{
 		ID: "token-expiring", After: []string{"token-refused"},
 		Remedy: "check why deploy/tokens doesn't renew it: kubectl -n sys-semaphore logs deployment/semaphore-tokens; or hand over a new one with semaphorectl tokens",
 		Find:   tokenExpiring,
 	})
+}
+
+// ownFailing finds programs that can't read from the API server of their own cluster, or write
+// to it.
+func ownFailing(f *Facts, found func(Finding)) {
+	for t := range f.trials() {
+		if t.Remote == t.Cluster && t.Error != "" {
+			found(Finding{Scope{Cluster: t.Cluster, Node: t.Node}, t.Cluster + ": our programs can't read their own API server", []Evidence{{t.program + ": " + t.Error, t.source}}})
+		}
+	}
+	writes := func(c *survey.Cluster, program, err, source string) {
+		if err != "" && !admission(err) {
+			found(Finding{Scope{Cluster: c.Name}, fmt.Sprintf("%s: %s can't write to its own API server", c.Name, program), []Evidence{{err, source}}})
+		}
+	}
+	for c, m := range f.mirrors() {
+		writes(c, survey.ServiceMirror, m.Value.Election.Error, m.Source)
+		for i := range m.Value.Services {
+			if err := m.Value.Services[i].Error; kindOf(err) == "rights-missing" {
+				writes(c, survey.ServiceMirror, err, m.Source)
+			}
+		}
+	}
+	for c, p := range f.policies() {
+		writes(c, survey.NetworkPolicy, p.Value.Election, p.Source)
+		for i := range p.Value.Remotes {
+			failing := p.Value.Remotes[i].Failing
+			for _, name := range slices.Sorted(maps.Keys(failing)) {
+				if kindOf(failing[name]) == "rights-missing" {
+					writes(c, survey.NetworkPolicy, failing[name], p.Source)
+				}
+			}
+		}
+	}
 }
 
 // soon is the remaining lifetime of a token that should have been renewed, if a third of its

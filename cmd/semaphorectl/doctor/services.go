@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -25,7 +26,7 @@ var unreached = append([]string{"udp-one-way", "udp-blocked", "path-down"}, unpe
 //
 // and what a mirror that no longer exists has left.
 func serviceRules() []Rule {
-	behind := slices.Concat([]string{"mirror-not-running", "mirror-missing", "admission-refuses", "service-not-in-order"}, unreached, connecting())
+	behind := slices.Concat([]string{"mirror-not-running", "mirror-missing", "admission-refuses", "own-api-failing", "service-not-in-order"}, unreached, connecting())
 	return []Rule{
 		{
 			ID:     "mirror-missing",
@@ -53,6 +54,9 @@ func serviceRules() []Rule {
 
 func withoutEndpoints(f *Facts, found func(Finding)) {
 	for _, l := range survey.Lacking(f.Clusters) {
+		if f.onUnready(l.Cluster, slices.Collect(maps.Keys(l.Unready))) {
+			continue
+		}
 		found(Finding{Scope{Cluster: l.Cluster.Name}, l.String(), []Evidence{{fmt.Sprintf("%d of %d endpoints are ready", l.Ready, l.All), endpointsOf(l.Cluster, l.KubeService)}}})
 	}
 }
@@ -64,7 +68,7 @@ func endpointsOf(c *survey.Cluster, s *survey.KubeService) string {
 // mirrorsBehind finds mirrors that differ from their origin, if that hasn't changed lately.
 func mirrorsBehind(f *Facts, found func(Finding)) {
 	for _, c := range f.Clusters {
-		if _, installed := c.Workload(survey.ServiceMirror); !installed || !c.Imports.Known() || c.Settings.Value["SEMAPHORE_MIRROR_SELECTOR"] != "" {
+		if _, installed := c.Workload(survey.ServiceMirror); !installed || !c.Imports.Known() || c.Custom(survey.MirrorSetting) {
 			continue // With another selector the exports are unknown.
 		}
 		for _, origin := range f.Clusters {

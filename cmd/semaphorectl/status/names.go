@@ -19,6 +19,7 @@ func (v *View) names(c *survey.Cluster, all []*survey.Cluster) {
 	}
 	dns := c.DNS.Value
 	if dns == nil {
+		v.unknown(c.Name, "%s: names of other clusters: kube-system has no CoreDNS", c.Name)
 		return
 	}
 	if twice := dns.Twice(); len(twice) > 0 || dns.Invalid != nil {

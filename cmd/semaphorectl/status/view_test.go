@@ -102,6 +102,12 @@ func TestView(t *testing.T) {
 			},
 			wrong: []string{"aws: CoreDNS serves no names of gcp"},
 		},
+		"a cluster without CoreDNS": {
+			change: func(aws, _ *survey.Cluster) {
+				aws.Workloads.Value = append(aws.Workloads.Value, survey.Workload{Name: survey.ServiceMirror, Wanted: 1, Ready: 1})
+			},
+			unknown: []string{"aws: names of other clusters: kube-system has no CoreDNS"},
+		},
 		"CoreDNS that can't be read": {
 			change: func(aws, _ *survey.Cluster) {
 				aws.Workloads.Value = append(aws.Workloads.Value, survey.Workload{Name: survey.ServiceMirror})

@@ -2,7 +2,6 @@ package survey
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -117,8 +116,10 @@ func collect(ctx context.Context, access *cli.Cluster) *Cluster {
 		t.Warnings = read(ctx, t.Kubectl("-n %s get events --field-selector type=Warning", cli.Namespace), t.warnings)
 	})
 	reading.Go(func() {
-		t.DNS = read(ctx, t.Kubectl("-n kube-system get deployments,daemonsets,configmaps"), t.dns)
-		if t.DNS.Known() {
+		t.DNS = read(ctx, t.Kubectl("-n kube-system get deployments,daemonsets,configmaps"), func(ctx context.Context) (*coredns.Setup, error) {
+			return coredns.Read(ctx, t.client)
+		})
+		if t.DNS.Value != nil {
 			t.DNS.Source = t.DNS.Value.Show(t.Context)
 		}
 	})
@@ -302,14 +303,6 @@ func (t *collector) warnings(ctx context.Context) ([]Event, error) {
 	})
 	slices.SortFunc(events, func(a, b Event) int { return b.Last.Compare(a.Last) })
 	return events, err
-}
-
-func (t *collector) dns(ctx context.Context) (*coredns.Setup, error) {
-	setup, err := coredns.Read(ctx, t.client)
-	if setup == nil && err == nil {
-		err = errors.New("kube-system has no CoreDNS")
-	}
-	return setup, err
 }
 
 // pools reads Calico's IP pools from the first served API.

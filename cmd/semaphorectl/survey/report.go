@@ -158,10 +158,13 @@ func (r *Remote) Peer(node string) *Peer {
 
 // Mirror is the report of semaphore-service-mirror.
 type Mirror struct {
-	Version  string          `json:"version"`
-	Cluster  string          `json:"cluster"`
-	Leading  bool            `json:"leading"`
-	NotReady string          `json:"notReady"`
+	Version  string `json:"version"`
+	Cluster  string `json:"cluster"`
+	Leading  bool   `json:"leading"`
+	NotReady string `json:"notReady"`
+	Election struct {
+		Error string `json:"error"`
+	} `json:"election"`
 	Clusters []MirrorCluster `json:"clusters"`
 	Services []Service       `json:"services"`
 	Rejected []struct {
@@ -224,6 +227,7 @@ type Policy struct {
 	Version   string     `json:"version"`
 	Cluster   string     `json:"cluster"`
 	Leading   bool       `json:"leading"`
+	Election  string     `json:"electionError"`
 	CalicoAPI string     `json:"calicoAPI"`
 	Sets      Connection `json:"localSets"`
 	Pools     struct {

@@ -29,6 +29,9 @@ const (
 	MirrorSelector = mark + "mirror-service=true"
 	GlobalSelector = mark + "global-service=true"
 	mark           = "mirror.semaphore.uw.io/"
+	// MirrorSetting and GlobalSetting are the settings with these defaults.
+	MirrorSetting  = "SEMAPHORE_MIRROR_SELECTOR"
+	GlobalSetting  = "SEMAPHORE_GLOBAL_SELECTOR"
 	importSelector = "mirrored-svc=true"
 )
 
@@ -59,6 +62,8 @@ type Endpoints struct {
 	Digest string
 	// Changed is when they were last written, by the clock of the API server; zero: unknown.
 	Changed time.Time
+	// Unready are the nodes of those that aren't ready; empty: one that isn't known.
+	Unready map[string]bool
 }
 
 // maxSample bounds Endpoints.Sample.
@@ -196,14 +201,22 @@ func (s *KubeService) add(slice *discoveryv1.EndpointSlice, port string, ready m
 		e := &slice.Endpoints[i]
 		s.All++
 		if e.Conditions.Ready != nil && !*e.Conditions.Ready {
+			if s.Unready == nil {
+				s.Unready = map[string]bool{}
+			}
+			node := ""
+			if e.NodeName != nil && len(s.Unready) < maxSample {
+				node = *e.NodeName
+			}
+			s.Unready[node] = true
 			continue
 		}
 		s.Ready++
 		for _, address := range e.Addresses {
 			ready[address] = true
-			ip, err := netip.ParseAddr(address)
-			if err == nil && number > 0 && len(s.Sample) < maxSample && endpoint.Check(ip) == nil {
-				s.Sample = append(s.Sample, netip.AddrPortFrom(ip.Unmap(), number))
+			ip, err := endpoint.ParseAddr(address)
+			if err == nil && number > 0 && len(s.Sample) < maxSample {
+				s.Sample = append(s.Sample, netip.AddrPortFrom(ip, number))
 			}
 		}
 	}
@@ -218,6 +231,13 @@ func digest(addresses map[string]bool) string {
 	slices.Sort(all)
 	sum := sha256.Sum256([]byte(strings.Join(all, " ")))
 	return hex.EncodeToString(sum[:8])
+}
+
+// Custom reports whether a selector isn't the default, so that the services that it selects
+// aren't known.
+func (c *Cluster) Custom(setting string) bool {
+	value, set := c.Settings.Value[setting]
+	return set && value != map[string]string{MirrorSetting: MirrorSelector, GlobalSetting: GlobalSelector}[setting]
 }
 
 // settings reads the ConfigMap of the programs.
@@ -252,7 +272,7 @@ func Lacking(clusters []*Cluster) []Lack {
 	var all []Lack
 	mirrored, known := map[string]bool{}, true
 	for _, c := range clusters {
-		known = known && c.Shared.Known()
+		known = known && c.Shared.Known() && !c.Custom(GlobalSetting)
 		for i := range c.Imports.Value {
 			if s := &c.Imports.Value[i]; s.Origin != c.Name {
 				mirrored[s.Origin+" "+s.String()] = true

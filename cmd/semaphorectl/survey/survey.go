@@ -39,7 +39,7 @@ type Cluster struct {
 	Pods       Fact[[]Pod] // in our namespace
 	Workloads  Fact[[]Workload]
 	Warnings   Fact[[]Event]
-	// DNS is the cluster's CoreDNS.
+	// DNS is the cluster's CoreDNS; nil: it has none.
 	DNS Fact[*coredns.Setup]
 	// Pools are Calico's IP pools; nil if Calico's API isn't served.
 	Pools Fact[[]Pool]
