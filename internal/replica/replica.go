@@ -21,19 +21,21 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
-// Default times of an election, as in Kubernetes' own controllers.
+// Times of an election, as in Kubernetes' own controllers.
 const (
-	DefaultLeaseDuration = 15 * time.Second
-	DefaultRenewDeadline = 10 * time.Second
-	DefaultRetryPeriod   = 2 * time.Second
+	// leaseDuration is the time after the last renewal until another replica takes over.
+	leaseDuration = 15 * time.Second
+	// renewDeadline is the time after the last renewal for which the leader's work continues.
+	renewDeadline = 10 * time.Second
+	// retryPeriod is the interval between attempts to acquire and to renew.
+	retryPeriod = 2 * time.Second
 )
 
 // ErrLeaseLost is wrapped by the error of Replica.Run when another replica may lead from now
 // on. The process must exit: its pending writes must not reach the next leader's objects.
 var ErrLeaseLost = errors.New("leader election lost")
 
-// Config describes a Replica. The three times may be zero; all other fields
-// are required.
+// Config describes a Replica. All fields are required.
 type Config struct {
 	// Election enables leader election. Without it the replica leads at once.
 	Election bool
@@ -44,17 +46,11 @@ type Config struct {
 	// Listen is the program's listen address, a part of its identity.
 	Listen string
 	// Lead does the leader's work until ctx ends. It must then return soon: after a lost
-	// lease, another replica leads after LeaseDuration - RenewDeadline. Run ends when Lead
+	// lease, another replica leads within leaseDuration - renewDeadline. Run ends when Lead
 	// returns.
 	Lead func(ctx context.Context) error
 	// Logger gets the start of leading, and failed requests for the Lease.
 	Logger *slog.Logger
-	// LeaseDuration is the time after the last renewal until another replica takes over.
-	LeaseDuration time.Duration
-	// RenewDeadline is the time that a leader continues without a renewal.
-	RenewDeadline time.Duration
-	// RetryPeriod is the interval between attempts to acquire and to renew.
-	RetryPeriod time.Duration
 
 	identity string // empty: of the host and Listen
 }
@@ -62,8 +58,11 @@ type Config struct {
 // Replica is a candidate of the leader election.
 type Replica struct {
 	cfg     Config
-	lease   *lease // nil: no election
+	lock    *lock
+	elector *leaderelection.LeaderElector // nil: no election
+	won     chan context.Context          // which ends with the lease
 	leading atomic.Bool
+	stop    atomic.Pointer[context.CancelFunc] // ends the leader's work; nil: it has not begun
 }
 
 // identity returns the unique identity of a replica: its host name, which is that of the
@@ -94,30 +93,30 @@ func New(cfg Config) (*Replica, error) {
 			return nil, err
 		}
 	}
-	setDefault(&r.cfg.LeaseDuration, DefaultLeaseDuration)
-	setDefault(&r.cfg.RenewDeadline, DefaultRenewDeadline)
-	setDefault(&r.cfg.RetryPeriod, DefaultRetryPeriod)
 	r.cfg.Logger = cfg.Logger.With("lease", cfg.Namespace+"/"+cfg.Name)
-	r.lease = newLease(&resourcelock.LeaseLock{
+	r.lock = newLock(&resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: cfg.Namespace, Name: cfg.Name},
 		Client:     leases{Objects: cfg.Leases},
 		LockConfig: resourcelock.ResourceLockConfig{Identity: r.cfg.identity},
-	}, r.cfg.RenewDeadline, r.cfg.RetryPeriod, r.cfg.Logger)
-	if _, err := r.elector(func(context.Context) {}); err != nil {
-		return nil, fmt.Errorf("%v: %w", r, err)
-	}
-	return r, nil
-}
-
-func setDefault(d *time.Duration, value time.Duration) {
-	if *d == 0 {
-		*d = value
-	}
+	}, r.cfg.Logger, r.yield)
+	r.won = make(chan context.Context, 1)
+	var err error
+	r.elector, err = leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+		Lock:          r.lock,
+		LeaseDuration: leaseDuration,
+		RenewDeadline: renewDeadline,
+		RetryPeriod:   retryPeriod,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: func(ctx context.Context) { r.won <- ctx }, OnStoppedLeading: func() {},
+		},
+		Name: r.cfg.Name,
+	})
+	return r, err
 }
 
 // String names the replica as a task.
 func (r *Replica) String() string {
-	if r.lease == nil {
+	if r.elector == nil {
 		return r.cfg.Name
 	}
 	return "election " + r.cfg.Namespace + "/" + r.cfg.Name
@@ -129,21 +128,21 @@ func (r *Replica) Leads() bool { return r.leading.Load() }
 // Leader returns the identity of the last observed leader; empty without one, or without an
 // election.
 func (r *Replica) Leader() string {
-	if r.lease == nil {
+	if r.elector == nil {
 		return ""
 	}
-	return r.lease.lastHolder()
+	return r.elector.GetLeader()
 }
 
 // Elected reports whether leader election is enabled.
-func (r *Replica) Elected() bool { return r.lease != nil }
+func (r *Replica) Elected() bool { return r.elector != nil }
 
 // Err returns the error of the last request for the Lease; nil if it succeeded.
 func (r *Replica) Err() error {
-	if r.lease == nil {
+	if r.elector == nil {
 		return nil
 	}
-	return r.lease.errors.Err()
+	return r.lock.errors.Err()
 }
 
 // Collector returns a gauge named <prefix>_leader: 1 on the replica that leads.
@@ -159,58 +158,84 @@ func (r *Replica) Collector(prefix string) prometheus.Collector {
 }
 
 // Run calls Lead when this replica is elected. When ctx ends, it waits for Lead, releases the
-// lease, so that another replica takes over within one to two RetryPeriods, and returns nil.
+// lease, so that another replica takes over within one to two retryPeriods, and returns nil.
 // An error is that of Lead, or wraps ErrLeaseLost, or run.ErrStuck if Lead doesn't end:
 // then only the end of the process stops its writes.
+//
+//	last renewal                    the leader's work ends      another replica may lead
+//	 |---------- renewDeadline ------------|------- until Lead returns --|
+//	 |------------------------ leaseDuration ----------------------------|
 func (r *Replica) Run(ctx context.Context) error {
-	if r.lease == nil {
-		return r.lead(ctx, func(func()) func() { return func() {} }, 0)
+	if r.elector == nil {
+		return r.lead(ctx, ctx)
 	}
 	// The lease is renewed until Lead has ended, which is after ctx.
-	holding, release := context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), run.ClientLog(r.cfg.Logger)))
-	won, released := make(chan struct{}, 1), make(chan struct{})
-	elector, err := r.elector(func(context.Context) { won <- struct{}{} })
-	if err != nil {
-		release()
-		return err
-	}
+	holding, stop := context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), run.ClientLog(r.cfg.Logger)))
+	stopped := make(chan struct{})
 	go func() {
-		defer close(released)
-		elector.Run(holding)
+		defer close(stopped)
+		r.elector.Run(holding)
 	}()
+	var err error
 	select {
 	case <-ctx.Done():
-	case <-won:
-		err = r.lead(ctx, r.lease.works, r.cfg.LeaseDuration-r.cfg.RenewDeadline)
+	case leading := <-r.won:
+		err = r.lead(ctx, leading)
 	}
-	r.lease.ending.Store(true)
-	release()
-	<-released
+	stop()
+	<-stopped
+	r.lock.lost.Stop()
+	if !errors.Is(err, run.ErrStuck) {
+		r.release(context.WithoutCancel(ctx))
+	}
 	return err
 }
 
-// lead runs Lead until it ends, or for patience after its context has ended. works gets a
-// function that ends it, and returns one that is called when it has ended.
-func (r *Replica) lead(ctx context.Context, works func(stop func()) (ended func()), patience time.Duration) error {
-	leading, stop := context.WithCancel(ctx)
+// release releases the lease if this replica holds it, so that another one needn't wait until it
+// expires. client-go's ReleaseOnCancel does so while the leader's work continues, waits for a
+// server that doesn't respond, and takes the lease from another replica.
+func (r *Replica) release(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, retryPeriod)
+	defer cancel()
+	record, _, err := r.lock.Get(ctx)
+	if err != nil || record.HolderIdentity != r.cfg.identity {
+		return
+	}
+	now := metav1.Now()
+	// The lock logs the error.
+	_ = r.lock.Update(ctx, resourcelock.LeaderElectionRecord{
+		LeaderTransitions: record.LeaderTransitions, LeaseDurationSeconds: 1, RenewTime: now, AcquireTime: now,
+	})
+}
+
+// yield ends the leader's work.
+func (r *Replica) yield() {
+	if stop := r.stop.Load(); stop != nil {
+		(*stop)()
+	}
+}
+
+// lead runs Lead until it ends, or for a while after ctx or leading has ended. Leading ends with
+// the lease.
+func (r *Replica) lead(ctx, leading context.Context) error {
+	working, stop := context.WithCancel(leading)
 	defer stop()
-	ended := works(stop)
+	defer context.AfterFunc(ctx, stop)()
+	r.stop.Store(&stop)
 	r.cfg.Logger.InfoContext(ctx, "leading", "identity", r.cfg.identity)
 	r.leading.Store(true)
+	defer r.leading.Store(false)
 	done := make(chan error, 1)
-	go func() { done <- r.cfg.Lead(leading) }()
+	go func() { done <- r.cfg.Lead(working) }()
 
 	var err error
 	select {
 	case err = <-done:
-		r.leading.Store(false)
-	case <-leading.Done():
+	case <-working.Done():
 		r.leading.Store(false)
 		var late <-chan time.Time
-		if r.lease != nil {
-			timer := time.NewTimer(patience)
-			defer timer.Stop()
-			late = timer.C
+		if r.elector != nil {
+			late = time.After(leaseDuration - renewDeadline)
 		}
 		select {
 		case err = <-done:
@@ -218,30 +243,16 @@ func (r *Replica) lead(ctx context.Context, works func(stop func()) (ended func(
 			return fmt.Errorf("leader's work continues without the lease: %w", run.ErrStuck)
 		}
 	}
-	asked, lost := ctx.Err() != nil, leading.Err() != nil
-	ended()
-	if lost && errors.Is(err, context.Canceled) {
+	asked, ended := ctx.Err() != nil, working.Err() != nil
+	if ended && errors.Is(err, context.Canceled) {
 		err = nil
 	}
 	switch {
 	case err != nil || asked:
 		return err
-	case lost:
+	case ended:
 		return fmt.Errorf("%w, last seen with %q", ErrLeaseLost, r.Leader())
 	default:
 		return errors.New("leader's work ended by itself")
 	}
-}
-
-// elector returns client-go's part of an election.
-func (r *Replica) elector(won func(ctx context.Context)) (*leaderelection.LeaderElector, error) {
-	return leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock:            r.lease,
-		LeaseDuration:   r.cfg.LeaseDuration,
-		RenewDeadline:   r.cfg.RenewDeadline,
-		RetryPeriod:     r.cfg.RetryPeriod,
-		ReleaseOnCancel: true,
-		Callbacks:       leaderelection.LeaderCallbacks{OnStartedLeading: won, OnStoppedLeading: func() {}},
-		Name:            r.cfg.Name,
-	})
 }

@@ -53,7 +53,7 @@ func startReplica(t *testing.T, client *fake.Clientset, name string, lead func(c
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.lease.Interface = unreachable{r.lease.Interface, r}
+	r.lock.Interface = unreachable{r.lock.Interface, r}
 	ctx, cancel := context.WithCancel(t.Context())
 	r.stop = cancel
 	go func() { r.done <- r.Run(ctx) }()
@@ -139,7 +139,7 @@ func TestShutdownHandsOverAfterTheWorkHasEnded(t *testing.T) {
 		if began.IsZero() {
 			t.Fatal("no successor within 10 s")
 		}
-		if took := began.Sub(ended); took < 0 || took > DefaultRetryPeriod*11/5 {
+		if took := began.Sub(ended); took < 0 || took > retryPeriod*11/5 {
 			t.Errorf("the successor began %v after the work of the first had ended", took)
 		}
 		first.end(t)
@@ -205,7 +205,7 @@ func TestUnreachableServerEndsTheWorkInTime(t *testing.T) {
 				r.goesAway(down)
 				cut := time.Now()
 				err := <-r.done
-				if took := lost.Sub(cut); lost.IsZero() || took > DefaultRenewDeadline {
+				if took := lost.Sub(cut); lost.IsZero() || took > renewDeadline {
 					t.Errorf("went on for %v", took)
 				}
 				if r.Leads() || !errors.Is(err, ErrLeaseLost) || errors.Is(err, run.ErrStuck) {
@@ -262,7 +262,7 @@ func TestShutdownDoesNotWaitForAnUnreachableServer(t *testing.T) {
 		r.goesAway(neverAnswers)
 		began := time.Now()
 		r.end(t)
-		if took := time.Since(began); took > 2*DefaultRetryPeriod {
+		if took := time.Since(began); took > 2*retryPeriod {
 			t.Errorf("took %v", took)
 		}
 	})
@@ -275,7 +275,7 @@ func TestWriteInFlightEndsWithTheProcess(t *testing.T) {
 		client := fake.NewClientset()
 		r := startReplica(t, client, "only", func(ctx context.Context) error {
 			<-ctx.Done()
-			<-time.After(DefaultLeaseDuration - DefaultRenewDeadline - time.Second)
+			<-time.After(leaseDuration - renewDeadline - time.Second)
 			return nil
 		})
 		pass(t, time.Second)
@@ -347,7 +347,7 @@ func TestLeaseTakenByForceEndsTheTermAtOnce(t *testing.T) {
 		if err := client.Tracker().Update(coordinationv1.SchemeGroupVersion.WithResource("leases"), taken, "sys"); err != nil {
 			t.Fatal(err)
 		}
-		pass(t, DefaultRetryPeriod*6/5)
+		pass(t, retryPeriod*6/5)
 		if r.Leads() {
 			t.Error("leads although another one holds the lease")
 		}
@@ -423,12 +423,32 @@ func TestMissingPermissionIsLoggedOnce(t *testing.T) {
 	})
 }
 
-func TestNewReplicaRefusesTimesThatDoNotFit(t *testing.T) {
-	_, err := New(Config{
-		Election: true, Leases: fake.NewClientset().CoordinationV1().Leases("sys"), Namespace: "sys", Name: "mirror", identity: "only",
-		Logger: slog.New(slog.DiscardHandler), LeaseDuration: time.Second, RenewDeadline: time.Second,
+// TestSlowRenewalDoesNotExtendTheWork delays the response to a renewal, and then all requests
+// fail: the lease counts from when the server got the renewal.
+func TestSlowRenewalDoesNotExtendTheWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := fake.NewClientset()
+		var renewed, lost time.Time
+		client.PrependReactor("*", "leases", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			if !renewed.IsZero() {
+				return true, nil, errors.New("no route to host")
+			}
+			if action.GetVerb() == "update" {
+				renewed = time.Now()
+				<-time.After(7 * time.Second)
+			}
+			return false, nil, nil
+		})
+		r := startReplica(t, client, "only", func(ctx context.Context) error {
+			<-ctx.Done()
+			lost = time.Now()
+			return nil
+		})
+		if err := <-r.done; !errors.Is(err, ErrLeaseLost) {
+			t.Errorf("Run() = %v", err)
+		}
+		if took := lost.Sub(renewed); renewed.IsZero() || took > renewDeadline {
+			t.Errorf("the work ended %v after the last renewal", took)
+		}
 	})
-	if err == nil || !strings.HasPrefix(err.Error(), "election sys/mirror: ") {
-		t.Errorf("NewReplica() = %v", err)
-	}
 }
