@@ -20,12 +20,22 @@ import (
 )
 
 // TestStatusPort lets pods of the own and of the remote cluster scan for the agent's ports,
-// and then exhaust them. It isn't run in parallel: a thousand clients load this machine.
+// and then exhaust them: the kubelet's probes, which use the socket, and the other port go on.
+// It isn't run in parallel: a thousand clients load this machine.
 func TestStatusPort(t *testing.T) {
 	p := startPair(t, 1)
 	agent, local, remote := p.Agents[0], p.Pods[0], p.Pods[1]
 	node := agent.Node
-	must(t, p.WaitConnected(within(t, time.Minute)))
+	agent.Env["SEMAPHORE_PROBE_SOCKET"] = "/run/probe.sock" // as in our manifest
+	must(t, agent.Stop(within(t, time.Minute)))
+	must(t, agent.Start())
+	eventually(t, time.Minute, "the agent to be ready", agent.Ready)
+	kubelet := func() {
+		t.Helper()
+		for range 20 {
+			must(t, patiently(func(ctx context.Context) error { return probe(ctx, agent, p.Binary, "/healthz") }))
+		}
+	}
 	// Control: remote pods do reach the gateway, an address of the node.
 	must(t, node.Serve(t.Context(), 7999, nil))
 	internal := node.Addresses()[0]
@@ -66,24 +76,17 @@ func TestStatusPort(t *testing.T) {
 	t.Run("a flood of one port leaves the other one alone", func(t *testing.T) {
 		// Fewer than the flood's connections.
 		limitFiles(t, agent, 800)
-		calm, err := node.AddPod(t.Context(), testbed.PodConfig{})
-		must(t, err)
 		tieUp(t, &local.Host, netip.AddrPortFrom(internal, programs.StatusPort), 900)
-		for range 20 {
-			must(t, patiently(func(ctx context.Context) error { return agent.Healthy(ctx) }))
-		}
-		_, err = calm.Get(within(t, time.Minute), url(internal, programs.StatusPort, "/metrics"))
-		must(t, err)
-		_, err = agent.Status(within(t, time.Minute))
+		kubelet()
+		must(t, agent.Healthy(within(t, time.Minute)))
+		_, err := agent.Status(within(t, time.Minute))
 		must(t, err)
 	})
 
 	t.Run("a flood of the probes by the host's own pods", func(t *testing.T) {
 		limitFiles(t, agent, 4096)
 		tieUp(t, &node.Host, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), programs.ProbePort), 1400)
-		for range 20 {
-			must(t, patiently(func(ctx context.Context) error { return agent.Healthy(ctx) }))
-		}
+		kubelet()
 		_, err := local.Get(within(t, time.Minute), url(internal, programs.StatusPort, "/metrics"))
 		must(t, err)
 	})

@@ -14,17 +14,21 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/net/netutil"
+
 	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 )
 
-// Bounds of one connection to a Server, against clients that try to block the process.
-// Scrapers and probes need a fraction.
+// Bounds of a Server, against clients that try to block the process. Scrapers and probes need
+// a fraction.
 const (
+	// maxConnections is the number of connections that are served at once, with one request
+	// each. Others wait in the kernel's queue.
+	maxConnections = 16
 	headerTimeout  = 5 * time.Second
 	readTimeout    = 10 * time.Second
 	writeTimeout   = 30 * time.Second
-	idleTimeout    = 2 * time.Minute
 	headerBytes    = 16 << 10
 	shutdownPeriod = 3 * time.Second
 )
@@ -44,49 +48,42 @@ const unixPrefix = "unix:"
 type Server struct {
 	name    string
 	address string
-	limit   int
 	http    http.Server
 	log     *slog.Logger
 	retry   reconcile.Backoff
 	// outcomes are those of binding and of serving.
 	outcomes *errlog.Log
 
-	mu       sync.Mutex
-	listener *fairListener // the last one; nil: none yet
-	bound    netip.AddrPort
-	err      error
+	mu    sync.Mutex
+	bound netip.AddrPort
+	err   error
 }
 
 // serverConfig describes a Server.
 type serverConfig struct {
-	name      string
-	address   string // host:port, where the host may be empty for all addresses; or unix:path
-	handler   http.Handler
-	limit     int  // of connections
-	keepAlive bool // serve several requests on one connection
-	log       *slog.Logger
+	name    string
+	address string // host:port, where the host may be empty for all addresses; or unix:path
+	handler http.Handler
+	log     *slog.Logger
 }
 
 func newServer(cfg serverConfig) *Server {
 	s := &Server{
-		name: cfg.name, address: cfg.address, limit: cfg.limit, log: cfg.log,
+		name: cfg.name, address: cfg.address, log: cfg.log,
 		http: http.Server{
-			Handler:           countServing(cfg.handler),
+			Handler:           cfg.handler,
 			ReadHeaderTimeout: headerTimeout,
 			ReadTimeout:       readTimeout,
 			WriteTimeout:      writeTimeout,
-			IdleTimeout:       idleTimeout,
 			MaxHeaderBytes:    headerBytes,
 			ErrorLog:          slog.NewLogLogger(cfg.log.Handler(), slog.LevelWarn),
-			ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
-				return context.WithValue(ctx, connKey{}, conn)
-			},
+			ConnState:         closeForeign,
 		},
 		retry:    reconcile.Backoff{Min: firstRetry, Max: longestRetry},
 		outcomes: &errlog.Log{Logger: cfg.log, Level: slog.LevelWarn, Failing: "not listening, retrying"},
 		err:      errors.New("not started"),
 	}
-	s.http.SetKeepAlivesEnabled(cfg.keepAlive)
+	s.http.SetKeepAlivesEnabled(false)
 	return s
 }
 
@@ -105,19 +102,6 @@ func (s *Server) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
-}
-
-// connections returns the number of open connections.
-func (s *Server) connections() int {
-	s.mu.Lock()
-	listener := s.listener
-	s.mu.Unlock()
-	if listener == nil {
-		return 0
-	}
-	listener.mu.Lock()
-	defer listener.mu.Unlock()
-	return listener.open
 }
 
 // Run serves until ctx ends, then waits shutdownPeriod for running requests.
@@ -147,13 +131,9 @@ func (s *Server) listen(ctx context.Context) (<-chan error, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", s.address, err)
 	}
-	fair := newFairListener(listener, s.limit)
-	s.mu.Lock()
-	s.listener = fair
-	s.mu.Unlock()
 	s.note(ctx, listener.Addr(), nil)
 	served := make(chan error, 1)
-	go func() { served <- s.http.Serve(fair) }()
+	go func() { served <- s.http.Serve(netutil.LimitListener(listener, maxConnections)) }()
 	return served, nil
 }
 
@@ -218,16 +198,18 @@ func (s *Server) shutDown(ctx context.Context, served <-chan error) error {
 	return nil
 }
 
-// connKey is the context key of a request's connection.
-type connKey struct{}
+// closeForeign closes connections from other machines to the loopback, which the kernel
+// delivers if net.ipv4.conf.all.route_localnet is set, as kube-proxy does.
+func closeForeign(conn net.Conn, state http.ConnState) {
+	if state == http.StateNew && addressOf(conn.LocalAddr()).IsLoopback() && !addressOf(conn.RemoteAddr()).IsLoopback() {
+		_ = conn.Close() // nothing was written
+	}
+}
 
-// countServing marks the connections with a running handler for the listener.
-func countServing(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if conn, ok := r.Context().Value(connKey{}).(*fairConn); ok {
-			conn.serve(true)
-			defer conn.serve(false)
-		}
-		next.ServeHTTP(w, r)
-	})
+// addressOf returns the address of one end of a TCP connection.
+func addressOf(addr net.Addr) netip.Addr {
+	if tcp, ok := addr.(*net.TCPAddr); ok {
+		return tcp.AddrPort().Addr().Unmap().WithZone("")
+	}
+	return netip.Addr{}
 }

@@ -36,7 +36,7 @@ func serve(t *testing.T, cfg ServersConfig) (probes, status string) {
 func start(t *testing.T, cfg ServersConfig) Servers {
 	t.Helper()
 	servers := NewServers(complete(cfg))
-	run(t, servers.Probes, servers.Status)
+	run(t, servers.Tasks()...)
 	polltest.Until(t, time.Minute, "servers to listen", func() bool { return len(servers.Failing()) == 0 })
 	return servers
 }
@@ -52,7 +52,7 @@ func complete(cfg ServersConfig) ServersConfig {
 }
 
 // run runs servers until the test ends.
-func run(t *testing.T, servers ...*Server) {
+func run(t *testing.T, servers ...Task) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, len(servers))

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -43,8 +44,8 @@ type ServersConfig struct {
 	Logger *slog.Logger
 }
 
-// Servers are the HTTP servers of a program. They share only the generated responses, so
-// that a client that blocks one of them doesn't affect the others:
+// Servers are the HTTP servers of a program. They share nothing, so that a client that blocks
+// one of them doesn't affect the others:
 //
 //	            kubelet, users on the host         Prometheus
 //	address     ProbeAddress, ProbeSocket          ListenAddress
@@ -57,7 +58,7 @@ type ServersConfig struct {
 // right one.
 //
 // The two checks respond 200 with "ok", or 503 with their error. The other responses are
-// shared by concurrent requests, see page.
+// generated one at a time, see paced.
 type Servers struct {
 	Probes, Status *Server
 	Socket         *Server // nil: none
@@ -65,25 +66,25 @@ type Servers struct {
 
 // NewServers returns the servers; the caller runs them.
 func NewServers(cfg ServersConfig) Servers {
-	metrics := &page{make: metricsHandler(cfg.Gatherer, cfg.Logger)}
-	report := &page{make: status(cfg.Status, cfg.Logger)}
 	guard := cfg.Guard
 	if guard == nil {
 		guard = func(next http.Handler) http.Handler { return next }
 	}
-	probes, open := http.NewServeMux(), http.NewServeMux()
-	probes.Handle("GET /healthz", check(cfg.Health))
-	probes.Handle("GET /readyz", check(cfg.Ready))
-	probes.Handle("GET /metrics", ownHost(metrics))
-	probes.Handle("GET /status", ownHost(report))
-	open.Handle("GET /metrics", guard(metrics))
-	open.Handle("GET /status", guard(report))
-	servers := Servers{
-		Probes: newServer(serverConfig{name: "probe", address: cfg.ProbeAddress, handler: probes, limit: maxProbeConnections, log: cfg.Logger}),
-		Status: newServer(serverConfig{name: "status", address: cfg.ListenAddress, handler: open, limit: maxConnections, keepAlive: true, log: cfg.Logger}),
+	metrics, report := metricsHandler(cfg.Gatherer, cfg.Logger), status(cfg.Status, cfg.Logger)
+	server := func(name, address string, guard func(http.Handler) http.Handler, mux *http.ServeMux) *Server {
+		mux.Handle("GET /metrics", guard(paced(metrics)))
+		mux.Handle("GET /status", guard(paced(report)))
+		return newServer(serverConfig{name: name, address: address, handler: mux, log: cfg.Logger})
 	}
+	probes := func(address string) *Server {
+		mux := http.NewServeMux()
+		mux.Handle("GET /healthz", check(cfg.Health))
+		mux.Handle("GET /readyz", check(cfg.Ready))
+		return server("probe", address, ownHost, mux)
+	}
+	servers := Servers{Probes: probes(cfg.ProbeAddress), Status: server("status", cfg.ListenAddress, guard, http.NewServeMux())}
 	if cfg.ProbeSocket != "" {
-		servers.Socket = newServer(serverConfig{name: "probe", address: unixPrefix + cfg.ProbeSocket, handler: probes, limit: maxProbeConnections, log: cfg.Logger})
+		servers.Socket = probes(unixPrefix + cfg.ProbeSocket)
 	}
 	return servers
 }
@@ -115,12 +116,10 @@ func (s Servers) Failing() map[string]string {
 // those whose source is also their destination address.
 func ownHost(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		conn, ok := r.Context().Value(connKey{}).(net.Conn)
-		if !ok {
-			http.NotFound(w, r)
-			return
-		}
-		if remote := addressOf(conn.RemoteAddr()); !remote.IsLoopback() && remote != addressOf(conn.LocalAddr()) {
+		// Those of a Unix socket are neither: both addresses are invalid.
+		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+		source, _ := netip.ParseAddrPort(r.RemoteAddr)
+		if remote := source.Addr().Unmap().WithZone(""); !remote.IsLoopback() && remote != addressOf(local) {
 			http.NotFound(w, r)
 			return
 		}
@@ -164,7 +163,7 @@ func status(report func() any, log *slog.Logger) http.HandlerFunc {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		// The recorder of page never fails.
+		// The buffer of paced never fails.
 		_, _ = w.Write(append(printable.JSON(body), '\n'))
 	}
 }
