@@ -39,7 +39,7 @@ var errBusy = errors.New("too many tokens to review")
 type Guard struct {
 	client   kube.Client
 	outcomes *errlog.Log // of reviews
-	cache    *cache
+	verdicts verdicts
 	known    lane // reviews of tokens that were allowed before
 	others   lane
 }
@@ -50,7 +50,7 @@ func New(client kube.Client, log *slog.Logger) *Guard {
 		Logger: log, Level: slog.LevelWarn,
 		Failing: "tokens can't be reviewed, requests for metrics and status are refused", Over: "tokens can be reviewed again",
 	}
-	return &Guard{client: client, outcomes: outcomes, cache: newCache(), known: newLane(), others: newLane()}
+	return &Guard{client: client, outcomes: outcomes, verdicts: newVerdicts(), known: newLane(), others: newLane()}
 }
 
 // Wrap returns a handler that passes a request on to next if the API server
@@ -92,13 +92,13 @@ func tokenOf(r *http.Request) (string, bool) {
 // verdict returns the cached verdict while it is fresh, and else reviews the token.
 func (g *Guard) verdict(ctx context.Context, token, path string) (verdict, error) {
 	key := keyOf(token, path)
-	v, fresh, before := g.cache.get(key, time.Now())
+	v, fresh, known := g.verdicts.get(key)
 	if fresh {
 		return v, nil
 	}
 	// A flood of invalid tokens must not block reviews of tokens that were allowed before.
 	lane := g.others
-	if before && v == allowed {
+	if known {
 		lane = g.known
 	}
 	leave, ok := lane.enter()
@@ -110,7 +110,7 @@ func (g *Guard) verdict(ctx context.Context, token, path string) (verdict, error
 	defer cancel()
 	v, err := g.review(bounded, token, path)
 	if err == nil {
-		g.cache.put(key, v, time.Now())
+		g.verdicts.put(key, v)
 	}
 	g.outcomes.Note(ctx, err) // Not if the client is gone. Errors of the API server don't quote tokens.
 	return v, err

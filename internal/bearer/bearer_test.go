@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -91,7 +92,7 @@ func TestVerdicts(t *testing.T) {
 				t.Errorf("%d reviews of one token", n)
 			}
 			r.down.Store(true)
-			g.cache = newCache()
+			g.verdicts = newVerdicts()
 			if got := ask(g, tt.authorization, tt.path); r.reviews.Load() > 0 && got != 503 {
 				t.Errorf("answered %d while the API server is down, want 503", got)
 			}
@@ -126,8 +127,7 @@ func TestUnknownTokensDoNotKeepOutKnownOnes(t *testing.T) {
 		t.Fatalf("answered %d", got)
 	}
 	// Its verdict has to be renewed.
-	k := keyOf("good", "/metrics")
-	g.cache.put(k, allowed, time.Now().Add(-2*allowedFor))
+	g.verdicts.allowed.Add(keyOf("good", "/metrics"), time.Now().Add(-2*allowedFor), rememberFor)
 	busy := 0
 	for n := range 3 * maxVerdicts {
 		if ask(g, fmt.Sprintf("Bearer %d", n), "/metrics") == 503 {
@@ -142,26 +142,37 @@ func TestUnknownTokensDoNotKeepOutKnownOnes(t *testing.T) {
 	}
 }
 
-func TestCacheIsBounded(t *testing.T) {
-	c := newCache()
-	now := time.Unix(1000, 0)
-	good := keyOf("good", "/metrics")
-	c.put(good, allowed, now)
-	for n := range 10 * maxVerdicts {
-		c.put(keyOf(fmt.Sprint(n), "/metrics"), unknown, now.Add(time.Duration(n)*time.Millisecond))
-		if len(c.entries) > maxVerdicts {
-			t.Fatalf("%d verdicts are kept", len(c.entries))
+func TestVerdictsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		vs := newVerdicts()
+		good := keyOf("good", "/metrics")
+		vs.put(good, allowed)
+		for n := range 10 * maxVerdicts {
+			time.Sleep(10 * time.Millisecond)
+			vs.put(keyOf(fmt.Sprint(n), "/metrics"), unknown)
 		}
-	}
-	if v, fresh, _ := c.get(good, now.Add(30*time.Second)); v != allowed || !fresh {
-		t.Error("refusals evicted an allowed token")
-	}
-	if _, fresh, before := c.get(good, now.Add(2*allowedFor)); fresh || !before {
-		t.Error("a verdict never expires")
-	}
-	if v, fresh, _ := c.get(keyOf("never", "/metrics"), now); fresh || v == allowed {
-		t.Error("a token that was never reviewed counts")
-	}
+		if n := len(vs.refused.Keys()); n > maxVerdicts {
+			t.Errorf("%d refusals are kept", n)
+		}
+		if v, fresh, _ := vs.get(good); v != allowed || !fresh {
+			t.Error("refusals evicted an allowed token")
+		}
+		time.Sleep(2 * allowedFor)
+		if _, fresh, known := vs.get(good); fresh || !known {
+			t.Error("a verdict never expires")
+		}
+		if v, fresh, known := vs.get(keyOf("never", "/metrics")); fresh || known || v == allowed {
+			t.Error("a token that was never reviewed counts")
+		}
+		vs.put(good, forbidden)
+		if v, fresh, known := vs.get(good); v != forbidden || !fresh || known {
+			t.Error("a revoked right goes on")
+		}
+		time.Sleep(2 * refusedFor)
+		if _, fresh, _ := vs.get(good); fresh {
+			t.Error("a refusal never expires")
+		}
+	})
 }
 
 func TestClientThatIsGoneIsNoFailure(t *testing.T) {

@@ -2,85 +2,56 @@ package bearer
 
 import (
 	"crypto/sha256"
-	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
+	"k8s.io/apimachinery/pkg/util/cache"
 )
 
-// Bounds of the cache and of the number of reviews.
+// Bounds of the verdicts that are kept and of the number of reviews.
 const (
 	allowedFor  = time.Minute      // a revoked right ends after this at the latest
 	refusedFor  = 10 * time.Second // a granted right begins after this at the latest
 	rememberFor = time.Hour        // how long a token that was allowed uses the lane of known tokens
-	maxVerdicts = 256
-	maxReviews  = 4 // at once, in each lane
+	maxVerdicts = 256              // of each kind
+	maxReviews  = 4                // at once, in each lane
 	reviewRate  = 10
 	reviewBurst = 20
 )
 
-// key is the hash of a token and a path: the cache holds no tokens.
+// key is the hash of a token and a path: the verdicts hold no tokens.
 type key [sha256.Size]byte
 
 func keyOf(token, path string) key { return sha256.Sum256([]byte(path + "\x00" + token)) }
 
-type entry struct {
-	verdict verdict
-	at      time.Time
+// verdicts are those of the last reviews. Refusals never evict what was allowed.
+type verdicts struct {
+	allowed *cache.LRUExpireCache // the times of reviews
+	refused *cache.LRUExpireCache
 }
 
-// cache holds at most maxVerdicts verdicts.
-type cache struct {
-	mu      sync.Mutex
-	entries map[key]entry
+func newVerdicts() verdicts {
+	return verdicts{allowed: cache.NewLRUExpireCache(maxVerdicts), refused: cache.NewLRUExpireCache(maxVerdicts)}
 }
 
-func newCache() *cache { return &cache{entries: map[key]entry{}} }
-
-// get returns the last verdict, whether it is fresh, and whether there was one.
-func (c *cache) get(k key, now time.Time) (v verdict, fresh, before bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	e, before := c.entries[k]
-	limit := refusedFor
-	if e.verdict == allowed {
-		limit = allowedFor
+// get returns the last verdict while it is fresh, and whether the token was allowed before.
+func (vs verdicts) get(k key) (v verdict, fresh, known bool) {
+	if at, ok := vs.allowed.Get(k); ok {
+		return allowed, time.Since(at.(time.Time)) < allowedFor, true
 	}
-	return e.verdict, before && now.Sub(e.at) < limit, before
+	if refusal, ok := vs.refused.Get(k); ok {
+		return refusal.(verdict), true, false
+	}
+	return unknown, false, false
 }
 
-// put stores a verdict. A full cache evicts what has expired, then the oldest refusal,
-// then the oldest entry.
-func (c *cache) put(k key, v verdict, now time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if _, there := c.entries[k]; !there && len(c.entries) >= maxVerdicts {
-		c.shrink(now)
+func (vs verdicts) put(k key, v verdict) {
+	if v == allowed {
+		vs.allowed.Add(k, time.Now(), rememberFor)
+		return
 	}
-	c.entries[k] = entry{verdict: v, at: now}
-}
-
-func (c *cache) shrink(now time.Time) {
-	var victim key
-	var worst entry
-	found := false
-	for k, e := range c.entries {
-		limit := refusedFor
-		if e.verdict == allowed {
-			limit = rememberFor
-		}
-		if now.Sub(e.at) >= limit {
-			delete(c.entries, k)
-			continue
-		}
-		refused, worstRefused := e.verdict != allowed, worst.verdict != allowed
-		if !found || refused && !worstRefused || refused == worstRefused && e.at.Before(worst.at) {
-			victim, worst, found = k, e, true
-		}
-	}
-	if len(c.entries) >= maxVerdicts {
-		delete(c.entries, victim)
-	}
+	vs.allowed.Remove(k)
+	vs.refused.Add(k, v, refusedFor)
 }
 
 // lane bounds reviews, in number at once and in rate.
