@@ -10,11 +10,13 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 )
 
-// maxRest is the longest rest after a pass, and restBurst how much rest may be deferred;
-// see Config.RestShare.
 const (
+	// maxRest is the longest rest after a pass, and restBurst how much rest may be deferred;
+	// see Config.RestShare.
 	maxRest   = 10 * time.Second
 	restBurst = 100 * time.Millisecond
+	// stuckAfter is the duration of a pass after which Stuck returns an error.
+	stuckAfter = 2 * time.Minute
 )
 
 // Config describes a Loop. Name, Reconcile, Trigger and Logger are required.
@@ -36,7 +38,8 @@ type Config struct {
 	// RestShare is the rest after a pass as a multiple of its processor time, if that is
 	// longer than MinInterval: a loop whose passes depend on remote input uses at most
 	// 1/(RestShare+1) of a processor. On Linux the time that a pass waits doesn't count.
-	// The rest is deferred until restBurst is due, and is maxRest at most. 0: no rest.
+	// The rest is deferred until restBurst is due, and is maxRest at most. 0: no rest. (A
+	// rate.Limiter of golang.org/x/time takes no cost beyond its burst, and a pass may take any.)
 	RestShare int
 	// Resync is the time after a pass until the next one without an event, in case an
 	// event was lost. 0: never.
@@ -44,21 +47,14 @@ type Config struct {
 	// Due, if set, is called after a successful pass, and returns when the next one starts
 	// without an event, unless Resync is earlier. The zero time is never.
 	Due func() time.Time
-	// BackoffMin and BackoffMax bound the wait after a failed pass; 0: those of Backoff. An
-	// event shortens the wait, because it may have fixed the cause, but not below
-	// BackoffMin.
-	BackoffMin, BackoffMax time.Duration
-	// StuckAfter is the duration of a pass after which Stuck returns an error. 0:
-	// DefaultStuckAfter.
-	StuckAfter time.Duration
+	// BackoffMin is the least wait after a failed pass; 0: that of Backoff. An event shortens
+	// the wait to it, because it may have fixed the cause.
+	BackoffMin time.Duration
 	// Logger gets an error when it appears, changes and ends; repetitions at level debug.
 	Logger *slog.Logger
 	// Observe, if set, is called with duration and outcome of each pass.
 	Observe func(took time.Duration, err error)
 }
-
-// DefaultStuckAfter is the default of Config.StuckAfter.
-const DefaultStuckAfter = 2 * time.Minute
 
 // Loop calls Reconcile on triggers, periodically, and after back-off.
 type Loop struct {
@@ -77,13 +73,10 @@ type Loop struct {
 
 // NewLoop returns a loop.
 func NewLoop(cfg Config) *Loop {
-	if cfg.StuckAfter <= 0 {
-		cfg.StuckAfter = DefaultStuckAfter
-	}
-	l := &Loop{cfg: cfg, processor: processorTime, backoff: Backoff{Min: cfg.BackoffMin, Max: cfg.BackoffMax}, outcomes: &errlog.Log{
+	l := &Loop{cfg: cfg, processor: processorTime, backoff: Backoff{Min: cfg.BackoffMin}, outcomes: &errlog.Log{
 		Logger: cfg.Logger, Level: slog.LevelError, Failing: "reconciliation failing", Over: "reconciliation recovered",
 	}}
-	l.cfg.BackoffMin, l.cfg.BackoffMax = l.backoff.bounds()
+	l.cfg.BackoffMin, _ = l.backoff.bounds()
 	return l
 }
 
@@ -112,14 +105,14 @@ func (l *Loop) Run(ctx context.Context) error {
 	return nil
 }
 
-// Stuck returns an error while a pass has been running for longer than StuckAfter.
+// Stuck returns an error while a pass has been running for longer than stuckAfter.
 func (l *Loop) Stuck() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.started.IsZero() {
 		return nil
 	}
-	if took := time.Since(l.started); took > l.cfg.StuckAfter {
+	if took := time.Since(l.started); took > stuckAfter {
 		return fmt.Errorf("%s: pass has been running for %v", l.cfg.Name, took.Round(time.Second))
 	}
 	return nil

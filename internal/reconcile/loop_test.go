@@ -252,7 +252,7 @@ func TestPassesThatAreDue(t *testing.T) {
 
 func TestFailingPassesBackOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := start(t, Config{BackoffMin: time.Second, BackoffMax: 30 * time.Second})
+		b := start(t, Config{BackoffMin: time.Second})
 		b.set(errors.New("broken"), 0)
 		b.at(time.Second)
 		b.trigger.Fire()
@@ -263,20 +263,20 @@ func TestFailingPassesBackOff(t *testing.T) {
 		least := time.Second
 		for i := 2; i < len(b.passes); i++ {
 			gap := b.passes[i] - b.passes[i-1]
-			if gap < least || gap > 30*time.Second {
-				t.Errorf("wait %d is %v, want between %v and 30s", i-1, gap, least)
+			if gap < least || gap > DefaultLongestWait {
+				t.Errorf("wait %d is %v, want between %v and a minute", i-1, gap, least)
 			}
-			least = min(2*least, 20*time.Second)
+			least = min(2*least, 40*time.Second)
 		}
-		if n := len(b.passes); n < 20 || n > 40 {
-			t.Errorf("%d passes in ten minutes, want a few dozen at most", n)
+		if n := len(b.passes); n < 12 || n > 24 {
+			t.Errorf("%d passes in ten minutes, want a dozen or two", n)
 		}
 	})
 }
 
 func TestEventShortensTheBackoffToItsMinimum(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := start(t, Config{BackoffMin: time.Second, BackoffMax: time.Hour})
+		b := start(t, Config{BackoffMin: time.Second})
 		b.set(errors.New("broken"), 0)
 		for i := range 100 {
 			b.at(time.Duration(i+1) * 100 * time.Millisecond)
@@ -293,7 +293,7 @@ func TestEventShortensTheBackoffToItsMinimum(t *testing.T) {
 
 func TestSuccessResetsTheBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := start(t, Config{BackoffMin: time.Second, BackoffMax: time.Hour})
+		b := start(t, Config{BackoffMin: time.Second})
 		b.set(errors.New("broken"), 0)
 		b.trigger.Fire()
 		b.at(5 * time.Minute)
@@ -319,13 +319,15 @@ func TestSuccessResetsTheBackoff(t *testing.T) {
 
 func TestErrorsAreLoggedWhenTheyChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := start(t, Config{BackoffMin: time.Second, BackoffMax: time.Second})
+		b := start(t, Config{BackoffMin: time.Second})
 		b.set(errors.New("first"), 0)
 		b.trigger.Fire()
 		b.at(time.Minute)
 		b.set(errors.New("second"), 0)
+		b.trigger.Fire()
 		b.at(2 * time.Minute)
 		b.set(nil, 0)
+		b.trigger.Fire()
 		b.at(3 * time.Minute)
 		b.stop()
 
@@ -360,19 +362,19 @@ func TestPassesWithoutErrorsAreSilent(t *testing.T) {
 
 func TestStuckNamesALongPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := start(t, Config{StuckAfter: time.Minute})
+		b := start(t, Config{})
 		b.set(nil, 5*time.Minute)
 		b.at(time.Hour)
 		if err := b.loop.Stuck(); err != nil {
 			t.Errorf("Stuck() = %v between passes", err)
 		}
 		b.trigger.Fire()
-		b.at(time.Hour + 59*time.Second)
+		b.at(time.Hour + 119*time.Second)
 		if err := b.loop.Stuck(); err != nil {
-			t.Errorf("Stuck() = %v before StuckAfter", err)
+			t.Errorf("Stuck() = %v before stuckAfter", err)
 		}
-		b.at(time.Hour + 2*time.Minute)
-		want := "test loop: pass has been running for 2m0s"
+		b.at(time.Hour + 3*time.Minute)
+		want := "test loop: pass has been running for 3m0s"
 		if err := b.loop.Stuck(); err == nil || err.Error() != want {
 			t.Errorf("Stuck() = %v, want %q", err, want)
 		}
