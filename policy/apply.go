@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 )
@@ -123,6 +124,24 @@ func (c *Controller) create(ctx context.Context, client SetClient, want *Object)
 		return nil, fmt.Errorf("create network set %s: %w", want.Name, err)
 	}
 	return c.wrote(set), nil
+}
+
+// trial ends the name of an object of a dry run.
+const trial = "-dry-run"
+
+// try returns what admission would make of a new object with the labels and nets of want.
+func (c *Controller) try(ctx context.Context, client SetClient, want *Object) (*Observed, error) {
+	const longest = validation.DNS1123SubdomainMaxLength - len(trial)
+	set := c.Labels.manifest(want)
+	set.Name = set.Name[:min(len(set.Name), longest)] + trial // there is one with its name
+	set, err := client.Create(ctx, set, metav1.CreateOptions{
+		FieldManager: fieldManager, FieldValidation: fieldValidation, DryRun: []string{metav1.DryRunAll},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("create network set %s in a dry run: %w", want.Name, err)
+	}
+	o := c.Labels.observe(set)
+	return &o, nil
 }
 
 // patch patches an object; see Labels.patch for tracked.

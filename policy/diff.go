@@ -23,8 +23,8 @@ type Observed struct {
 	Owned bool
 	// Exact: writing Object again would change nothing.
 	Exact bool
-	// Ranges: there are nets that aren't single addresses, which we never write.
-	Ranges bool
+	// Ranges are nets that aren't single addresses, which we never write, sorted.
+	Ranges []string
 	// Deleting: it is being deleted, and waits for finalizers.
 	Deleting bool
 	// Metadata is Calico's metadata annotation, if that has labels.
@@ -49,7 +49,7 @@ func (o *Observed) matches(want *Object) bool {
 // removes reports whether an object has what must be removed for want: addresses, or labels
 // that let in its addresses as another set.
 func (o *Observed) removes(want *Object) bool {
-	return o.Ranges || o.Identity != want.Identity || len(missing(o.Addrs, want.Addrs)) > 0
+	return len(o.Ranges) > 0 || o.Identity != want.Identity || len(missing(o.Addrs, want.Addrs)) > 0
 }
 
 // missing returns the addresses in a that aren't in b; both are sorted.

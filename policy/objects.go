@@ -130,15 +130,15 @@ func annotatedLabels(annotation string) map[string]string {
 	return metadata.Labels
 }
 
-// parseNets returns the single addresses among the nets, sorted, whether there are others, and
-// whether nets is exactly what we would write for them.
-func parseNets(nets []string) (addrs []netip.Addr, others, exact bool) {
+// parseNets returns the single addresses among the nets and the others, sorted, and whether nets
+// is exactly what we would write for them.
+func parseNets(nets []string) (addrs []netip.Addr, others []string, exact bool) {
 	addrs = make([]netip.Addr, 0, len(nets))
 	exact = true
 	for _, net := range nets {
 		prefix, err := netip.ParsePrefix(net)
 		if err != nil || !prefix.IsSingleIP() || prefix.String() != net {
-			others, exact = true, false
+			others, exact = append(others, net), false
 			continue
 		}
 		addrs = append(addrs, prefix.Addr())
@@ -148,6 +148,7 @@ func parseNets(nets []string) (addrs []netip.Addr, others, exact bool) {
 		slices.SortFunc(addrs, netip.Addr.Compare)
 	}
 	unique := slices.Compact(addrs)
+	slices.Sort(others)
 	return unique, others, exact && len(unique) == len(nets)
 }
 

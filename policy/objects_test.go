@@ -46,8 +46,11 @@ func TestObserve(t *testing.T) {
 	want.UID, want.ResourceVersion = "u", "7"
 	notExact := want
 	notExact.Exact = false
-	ranges := notExact
-	ranges.Ranges = true
+	ranges := func(nets ...string) Observed {
+		o := notExact
+		o.Ranges = nets
+		return o
+	}
 	with := func(o Observed, annotation []byte) Observed {
 		o.Metadata = string(annotation)
 		return o
@@ -76,9 +79,9 @@ func TestObserve(t *testing.T) {
 		"plain labels win over the annotation": {networkSet(labelsOf("app"), string(outdated), nets...), with(notExact, outdated)},
 		"not sorted":                           {networkSet(labelsOf("app"), "", "fd00::1/128", "10.4.0.1/32"), notExact},
 		"a duplicate":                          {networkSet(labelsOf("app"), "", "10.4.0.1/32", "10.4.0.1/32", "fd00::1/128"), notExact},
-		"IPv6 with the length of IPv4":         {networkSet(labelsOf("app"), "", "10.4.0.1/32", "fd00::/32", "fd00::1/128"), ranges},
-		"a net that lets everything in":        {networkSet(labelsOf("app"), "", "0.0.0.0/0", "10.4.0.1/32", "fd00::1/128"), ranges},
-		"an address without a length":          {networkSet(labelsOf("app"), "", "10.4.0.1/32", "10.4.0.2", "fd00::1/128"), ranges},
+		"IPv6 with the length of IPv4":         {networkSet(labelsOf("app"), "", "10.4.0.1/32", "fd00::/32", "fd00::1/128"), ranges("fd00::/32")},
+		"a net that lets everything in":        {networkSet(labelsOf("app"), "", "0.0.0.0/0", "10.4.0.1/32", "fd00::1/128"), ranges("0.0.0.0/0")},
+		"an address without a length":          {networkSet(labelsOf("app"), "", "10.4.0.1/32", "10.4.0.2", "fd00::1/128"), ranges("10.4.0.2")},
 		"fields that are tracked for us":       {managed(fieldManager), tracked},
 		"fields that others have set, too":     {managed(fieldManager, "kubectl"), want},
 		"managed by another program":           {networkSet(other, "", nets...), theirs},

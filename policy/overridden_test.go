@@ -67,8 +67,8 @@ func TestSetThatAdmissionChangesIsWrittenOnce(t *testing.T) {
 		r.drop("1")
 		elapse(time.Second)
 		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.2/32 10.4.0.3/32 192.0.2.1/32"})
-		if all := writes(r.sets); len(all) != 4 || number(r.sets, "delete") > 0 {
-			t.Errorf("writes %q, want three patches", all)
+		if number(r.sets, "patch") != 3 || number(r.sets, "delete") > 0 {
+			t.Errorf("writes %q, want three patches", writes(r.sets))
 		}
 		admit(r.sets, nil)
 		elapse(keep.Calm)
@@ -77,6 +77,156 @@ func TestSetThatAdmissionChangesIsWrittenOnce(t *testing.T) {
 			t.Errorf("%+v", o)
 		}
 	})
+}
+
+// restart stops a controller, and starts another one with the same configuration.
+func (r *rig) restart(t *testing.T) *rig {
+	t.Helper()
+	r.stop()
+	other := startRig(t, r.sets, func(cfg *Config) { cfg.Remotes = r.Remotes })
+	other.pods = r.pods
+	return other
+}
+
+// TestLeaderChangesOpenNoGap has a policy that adds nets to each set while leaders change, and pods
+// are deleted.
+func TestLeaderChangesOpenNoGap(t *testing.T) {
+	type nets = []string
+	for name, c := range map[string]struct {
+		// admission returns the stored nets.
+		admission func(verb string, before, request nets) nets
+		dryRuns   bool // work
+		want      string
+		deletions int // in two terms, before the pod is deleted
+		after     int // until each of two pods is deleted
+	}{
+		"a net is added": {
+			func(_ string, _, request nets) nets { return append(request, "192.0.2.1/32") }, true,
+			"10.4.0.3/32 192.0.2.1/32", 0, 0,
+		},
+		"a range is added": {
+			func(_ string, _, request nets) nets { return append(request, "192.0.2.0/24") }, true,
+			"10.4.0.3/32 192.0.2.0/24", 0, 0,
+		},
+		"a net is added, and no dry run is possible": {
+			func(_ string, _, request nets) nets { return append(request, "192.0.2.1/32") }, false,
+			"10.4.0.3/32 192.0.2.1/32", 2, 0,
+		},
+		"a net is added, and patches keep the old ones": {
+			func(verb string, before, request nets) nets {
+				if verb == kubetest.Patch {
+					request = append(request, before...)
+				}
+				return append(request, "192.0.2.1/32")
+			}, true,
+			"10.4.0.3/32 192.0.2.1/32", 0, 2,
+		},
+		"a range is added, and patches keep the old ones": {
+			func(verb string, before, request nets) nets {
+				if verb == kubetest.Patch {
+					request = append(request, before...)
+				}
+				return append(request, "192.0.2.0/24")
+			}, true,
+			"10.4.0.3/32 192.0.2.0/24", 0, 2,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := startRig(t, kubetest.NewAPI(), nil)
+				stored := nets{}
+				r.sets.Hook(func(h *kubetest.Hooks) {
+					h.Admit = func(q kubetest.Request, set *unstructured.Unstructured) *metav1.Status {
+						if q.Resource != kube.NetworkSets {
+							return nil
+						}
+						now, _, _ := unstructured.NestedStringSlice(set.Object, "spec", "nets")
+						now = c.admission(q.Verb, stored, now)
+						slices.Sort(now)
+						now = slices.Compact(now)
+						if q.Name == "gcp-ns-a" {
+							stored = now
+						}
+						_ = unstructured.SetNestedStringSlice(set.Object, now, "spec", "nets")
+						return nil
+					}
+					h.Fail = func(q kubetest.Request) *metav1.Status {
+						if !c.dryRuns && strings.HasSuffix(q.Name, trial) {
+							return kubetest.Failure(http.StatusBadRequest, metav1.StatusReasonBadRequest)
+						}
+						return nil
+					}
+				})
+				for i := range 3 {
+					r.put(t, fmt.Sprint(i+1), "a", fmt.Sprintf("10.4.0.%d", i+1))
+				}
+				elapse(time.Second)
+				for range 2 {
+					r = r.restart(t)
+					elapse(time.Minute)
+				}
+				if n := number(r.sets, "delete"); n != c.deletions {
+					t.Errorf("%d deletions in three terms, want %d: %q", n, c.deletions, writes(r.sets))
+				}
+				for i := range 2 {
+					r.drop(fmt.Sprint(i + 1))
+					elapse(time.Second)
+				}
+				r.wantSets(t, map[string]string{"gcp-ns-a": c.want})
+				if n := number(r.sets, "delete") - c.deletions; n != c.after {
+					t.Errorf("%d deletions for two pods, want %d: %q", n, c.after, writes(r.sets))
+				}
+				if o := r.Status().Remotes[0].Overridden; len(o) != 1 || !o[0].Returned {
+					t.Errorf("%+v", o)
+				}
+			})
+		})
+	}
+}
+
+// TestTrialsThatFail has a policy that adds a net, and an API server that fails dry runs.
+func TestTrialsThatFail(t *testing.T) {
+	for name, c := range map[string]struct {
+		failures  int // of dry runs
+		deletions int
+	}{
+		"once": {1, 0}, "for ever": {1000, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := startRig(t, kubetest.NewAPI(), nil)
+				r.put(t, "1", "a", "10.4.0.1")
+				elapse(time.Second)
+				admit(r.sets, func(_ string, set *unstructured.Unstructured) *metav1.Status {
+					nets, _, _ := unstructured.NestedStringSlice(set.Object, "spec", "nets")
+					if !slices.Contains(nets, "192.0.2.1/32") {
+						_ = unstructured.SetNestedStringSlice(set.Object, append(nets, "192.0.2.1/32"), "spec", "nets")
+					}
+					return nil
+				})
+				r.put(t, "2", "a", "10.4.0.2")
+				elapse(time.Second)
+				r.sets.Hook(func(h *kubetest.Hooks) {
+					h.Fail = func(q kubetest.Request) *metav1.Status {
+						if strings.HasSuffix(q.Name, trial) && c.failures > 0 {
+							c.failures--
+							return kubetest.Failure(http.StatusInternalServerError, metav1.StatusReasonInternalError)
+						}
+						return nil
+					}
+				})
+				r = r.restart(t)
+				elapse(time.Minute)
+				r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32 10.4.0.2/32 192.0.2.1/32"})
+				if n := number(r.sets, "delete"); n != c.deletions {
+					t.Errorf("%d deletions, want %d: %q", n, c.deletions, writes(r.sets))
+				}
+				if failing := r.Status().Remotes[0].Failing; len(failing) > 0 {
+					t.Errorf("failing %v", failing)
+				}
+			})
+		})
+	}
 }
 
 // TestSetThatAnotherClientChangesWaitsLonger has a client that changes a set after each write.
@@ -191,7 +341,7 @@ func TestRemovalsThatAdmissionRefuses(t *testing.T) {
 				_ = unstructured.SetNestedStringSlice(set.Object, []string{"10.4.0.1/32", "10.4.0.2/32"}, "spec", "nets")
 			}
 			return nil
-		}, "", 100 * time.Millisecond, "10.4.0.2/32", false, "patch delete create"},
+		}, "", 100 * time.Millisecond, "10.4.0.2/32", false, "patch dry-run-dry-run delete create"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {

@@ -19,10 +19,37 @@ const removalPatience = 5 * time.Second
 // stuck is an object from which addresses must be removed.
 type stuck struct {
 	since, last time.Time // of the first and the last failed patch
-	// added: admission adds nets to the object when it is created, so that deleting it
-	// wouldn't remove them.
-	added bool
+	// added is what admission has added to the object when it was last created, or would have
+	// been; nil: unknown.
+	added *surplus
 }
+
+// surplus is what an object has beside what is desired.
+type surplus struct {
+	addrs     []netip.Addr // sorted
+	ranges    []string     // sorted
+	relabeled bool
+}
+
+// surplusOf returns what an object has beside want.
+func surplusOf(o *Observed, want *Object) *surplus {
+	return &surplus{missing(o.Addrs, want.Addrs), o.Ranges, o.Identity != want.Identity}
+}
+
+// and returns what two have in common.
+func (r *surplus) and(o *surplus) *surplus {
+	return &surplus{
+		slices.DeleteFunc(slices.Clone(r.addrs), func(addr netip.Addr) bool { return !contains(o.addrs, addr) }),
+		slices.DeleteFunc(slices.Clone(r.ranges), func(net string) bool { return !slices.Contains(o.ranges, net) }),
+		r.relabeled && o.relabeled,
+	}
+}
+
+func (r *surplus) equal(o *surplus) bool {
+	return slices.Equal(r.addrs, o.addrs) && slices.Equal(r.ranges, o.ranges) && r.relabeled == o.relabeled
+}
+
+func (r *surplus) empty() bool { return r.equal(&surplus{}) }
 
 // writer makes one change.
 type writer struct {
@@ -54,27 +81,33 @@ func (w *writer) change(ctx context.Context, change Change) error {
 //	| is refused, adds and removes        | patch that only removes                     |
 //	| is refused, removes                 | delete and create the object                |
 //	| fails for removalPatience, removes  | the same                                    |
-//	| succeeds, what it removes stays     | the same, once                              |
+//	| succeeds, what it removes stays     | the same, unless a new object has it, too   |
 func (w *writer) put(ctx context.Context, have *Observed, want *Object) error {
 	o, err := w.patch(ctx, have, want, false)
 	if kube.Refused(err) {
 		o, err = w.patch(ctx, have, want, true)
 	}
 	switch {
-	case err == nil && !stays(have, want, o):
+	case err == nil && stays(have, want, o).empty():
 		w.c.unstick(want.Name)
 		return nil
 	case errors.Is(err, keep.ErrOutdated), !have.removes(want):
 		return err
-	case err == nil && w.c.adds(want.Name):
-		return nil
 	case err == nil:
+		left := stays(have, want, o)
+		added, tryErr := w.additions(ctx, want)
+		if added != nil && left.and(added).equal(left) {
+			return nil
+		}
 		// The address is still admitted: unless it is deleted, the write has to be repeated.
 		w.wrote(ctx, o.Sum, o)
 		have, err = o, fmt.Errorf("patch network set %s: what it removes is in the response", want.Name)
+		if tryErr != nil && !kube.Refused(tryErr) && !w.c.persists(want.Name, time.Now()) {
+			return errors.Join(err, tryErr)
+		}
 	default:
 		if less := keeps(have, want); kube.Refused(err) && len(less.Addrs) < len(want.Addrs) && len(less.Addrs) > 0 {
-			if o, lessErr := w.patch(ctx, have, &less, true); lessErr == nil && !stays(have, &less, o) {
+			if o, lessErr := w.patch(ctx, have, &less, true); lessErr == nil && stays(have, &less, o).empty() {
 				w.c.unstick(want.Name)
 				return err
 			} else if lessErr == nil {
@@ -99,12 +132,21 @@ func keeps(have *Observed, want *Object) Object {
 	return less
 }
 
-// stays reports whether something that was to be removed is in the response.
-func stays(have *Observed, want *Object, response *Observed) bool {
-	if have.Ranges && response.Ranges || have.Identity != want.Identity && response.Identity != want.Identity {
-		return true
+// stays returns what was to be removed and is in the response.
+func stays(have *Observed, want *Object, response *Observed) *surplus {
+	return surplusOf(have, want).and(surplusOf(response, want))
+}
+
+// additions returns what admission adds to a new object, as far as that is known: what it adds
+// comes back when the object is deleted and created.
+func (w *writer) additions(ctx context.Context, want *Object) (*surplus, error) {
+	o, err := w.c.try(ctx, w.client, want)
+	if err != nil {
+		return w.c.added(want.Name), err
 	}
-	return slices.ContainsFunc(missing(have.Addrs, want.Addrs), func(addr netip.Addr) bool { return contains(response.Addrs, addr) })
+	added := surplusOf(o, want)
+	w.c.add(want.Name, added)
+	return added, nil
 }
 
 func (w *writer) patch(ctx context.Context, have *Observed, want *Object, tracked bool) (*Observed, error) {
@@ -126,7 +168,7 @@ func (w *writer) create(ctx context.Context, want *Object) error {
 	}
 	w.wrote(ctx, w.c.Labels.sumOf(want), o)
 	if o.removes(want) {
-		w.c.add(want.Name)
+		w.c.add(want.Name, surplusOf(o, want))
 	}
 	return nil
 }
@@ -179,16 +221,18 @@ func (c *Controller) unstick(name string) {
 	delete(c.stuck, name)
 }
 
-// add records that admission adds nets to an object, and adds reports it.
-func (c *Controller) add(name string) {
+// add records what admission adds to an object, and added returns it.
+func (c *Controller) add(name string, added *surplus) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.stuck[name] = &stuck{added: true}
+	c.stuck[name] = &stuck{added: added}
 }
 
-func (c *Controller) adds(name string) bool {
+func (c *Controller) added(name string) *surplus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := c.stuck[name]
-	return s != nil && s.added
+	if s := c.stuck[name]; s != nil {
+		return s.added
+	}
+	return nil
 }

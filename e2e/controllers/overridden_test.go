@@ -226,6 +226,52 @@ func (b *policyBed) testLabelled(t *testing.T) {
 	}
 }
 
+// testNetAdded has an admission policy that adds a net to all network sets, while leaders change
+// and a pod is deleted.
+func (b *policyBed) testNetAdded(t *testing.T) {
+	for _, local := range []*testbed.Cluster{b.aws, b.gcp} {
+		t.Run(local.Name, func(t *testing.T) {
+			sets := b.sets(t, local)
+			deletePods(t, b.merit)
+			putPods(t, b.merit, running("ns", "p", "app", "10.6.0.1"), running("ns", "q", "app", "10.6.0.2"))
+			end := apply(t, local, "mutatingadmissionpolicy", "add-net", "../../policy/testdata/add-net.yaml")
+			wait(t, "the policy to be in force", func() error {
+				s, err := sets.Create(t.Context(), &calico.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "test"}, Spec: calico.GlobalNetworkSetSpec{Nets: []string{"10.6.0.1/32"}}},
+					metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+				if err == nil && len(s.Spec.Nets) != 2 {
+					err = errors.New("not in force")
+				}
+				return err
+			})
+			i := b.start(t, local, nil, b.merit)
+			expect(t, sets, contents{"merit-ns-app": set("merit", "ns", "app", "10.6.0.1", "10.6.0.2", "192.0.2.1")})
+			before, err := sets.Get(t.Context(), "merit-ns-app", metav1.GetOptions{})
+			must(t, err)
+			for range 2 {
+				i.stop()
+				i = b.start(t, local, nil, b.merit)
+				wait(t, "the report", func() error {
+					if o := i.status(t, "merit").Overridden; len(o) != 1 || !o[0].Returned {
+						return fmt.Errorf("overridden %+v", o)
+					}
+					return nil
+				})
+			}
+			must(t, deletePod(t.Context(), b.merit, "ns", "p"))
+			expect(t, sets, contents{"merit-ns-app": set("merit", "ns", "app", "10.6.0.2", "192.0.2.1")})
+			after, err := sets.Get(t.Context(), "merit-ns-app", metav1.GetOptions{})
+			must(t, err)
+			if after.UID != before.UID {
+				t.Error("the set was deleted and created again")
+			}
+			end()
+			deletePods(t, b.merit)
+			expect(t, sets, contents{})
+			i.stop()
+		})
+	}
+}
+
 // testRemovalRefused has an admission policy that refuses all patches.
 func (b *policyBed) testRemovalRefused(t *testing.T) {
 	sets := b.sets(t, b.gcp)

@@ -44,6 +44,7 @@ func TestPolicy(t *testing.T) {
 		{"two replicas", (*policyBed).testReplicas},
 		{"the original's flags and labels", (*policyBed).testOriginal},
 		{"a policy that adds a label", (*policyBed).testLabelled},
+		{"a policy that adds a net, and new leaders", (*policyBed).testNetAdded},
 		{"removals while patches are refused", (*policyBed).testRemovalRefused},
 		{"a controller that sets nets again", (*policyBed).testSetOverridden},
 		{"a set that is refused holds up no other", (*policyBed).testRefused},

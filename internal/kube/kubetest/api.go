@@ -52,6 +52,8 @@ const (
 	Update = "update"
 	Patch  = "patch"
 	Delete = "delete"
+	// DryRun is that of all that aren't stored. Hooks see the verb of the write.
+	DryRun = "dry-run"
 )
 
 // String returns verb, resource and name.
@@ -273,8 +275,12 @@ func (a *API) write(w http.ResponseWriter, r *http.Request, request Request) {
 		<-r.Context().Done()
 		return
 	}
+	made, dryRun := request, r.URL.Query().Get("dryRun") != ""
+	if dryRun {
+		made.Verb = DryRun
+	}
 	a.mu.Lock()
-	a.requests = append(a.requests, request)
+	a.requests = append(a.requests, made)
 	a.mu.Unlock()
 	if hooks.Fail != nil {
 		if status := hooks.Fail(request); status != nil {
@@ -285,7 +291,7 @@ func (a *API) write(w http.ResponseWriter, r *http.Request, request Request) {
 	if hooks.Before != nil {
 		hooks.Before(request)
 	}
-	object, code, reason := a.apply(request, body, hooks.Admit)
+	object, code, reason := a.apply(request, body, dryRun, hooks.Admit)
 	a.mu.Lock()
 	hooks = a.hooks
 	a.mu.Unlock()
@@ -299,8 +305,8 @@ func (a *API) write(w http.ResponseWriter, r *http.Request, request Request) {
 	answer(w, http.StatusOK, object)
 }
 
-// apply makes a change. It returns the object as it is then.
-func (a *API) apply(request Request, body []byte, admit func(Request, *unstructured.Unstructured) *metav1.Status) (object *unstructured.Unstructured, code int, reason metav1.StatusReason) {
+// apply makes a change. It returns the object as it is then, or would be without dryRun.
+func (a *API) apply(request Request, body []byte, dryRun bool, admit func(Request, *unstructured.Unstructured) *metav1.Status) (object *unstructured.Unstructured, code int, reason metav1.StatusReason) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	have := a.objects[objectKey(request.Resource, request.Namespace, request.Name)]
@@ -309,6 +315,8 @@ func (a *API) apply(request Request, body []byte, admit func(Request, *unstructu
 		return nil, http.StatusConflict, metav1.StatusReasonAlreadyExists
 	case request.Verb != Create && have == nil:
 		return nil, http.StatusNotFound, metav1.StatusReasonNotFound
+	case request.Verb == Delete && dryRun:
+		return have, http.StatusOK, ""
 	case request.Verb == Delete:
 		var options metav1.DeleteOptions
 		_ = json.Unmarshal(body, &options) // No options are none.
@@ -339,7 +347,7 @@ func (a *API) apply(request Request, body []byte, admit func(Request, *unstructu
 			return nil, int(status.Code), status.Reason
 		}
 	}
-	if have == nil || !reflect.DeepEqual(have.Object, object.Object) {
+	if !dryRun && (have == nil || !reflect.DeepEqual(have.Object, object.Object)) {
 		a.store(request.Resource, object)
 	}
 	return object, http.StatusOK, ""

@@ -97,7 +97,7 @@ func (c *Cluster) Node(name string) *corev1.Node {
 // Annotate sets annotations of a node, as a person does with kubectl.
 func (c *Cluster) Annotate(name string, annotations map[string]string) {
 	patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}}) // which never fails
-	c.api.apply(Request{Verb: Patch, Resource: "nodes", Name: name}, patch, nil)
+	c.api.apply(Request{Verb: Patch, Resource: "nodes", Name: name}, patch, false, nil)
 }
 
 func (c *Cluster) serve(w http.ResponseWriter, r *http.Request) {
