@@ -2,6 +2,7 @@ package scenarios_test
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"testing"
 
@@ -70,6 +71,16 @@ func TestPolicyWritesOnlyItsOwn(t *testing.T) {
 	t.Run("events", func(t *testing.T) { policyEvents(t, own, admin) })
 }
 
+const noLastApplied = "may not change the annotation " + corev1.LastAppliedConfigAnnotation
+
+// lastApplied is a patch of the annotation in which kubectl stores what it has applied.
+func lastApplied(value string) string {
+	return fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, corev1.LastAppliedConfigAnnotation, value)
+}
+
+// ownFields is a patch of the managed fields, with a version of an API.
+const ownFields = `{"metadata":{"managedFields":[{"manager":"x","operation":"Update","apiVersion":"%s","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{}}}]}}`
+
 func policySets(t *testing.T, sets, all dynamic.ResourceInterface, api int) {
 	const noMark, mark = "is not one of semaphore-policy's", "may not mark a network set"
 	label := func(key, value string) func(*unstructured.Unstructured) {
@@ -103,6 +114,16 @@ func policySets(t *testing.T, sets, all dynamic.ResourceInterface, api int) {
 				FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{}}`),
 			}})
 		}, "may not change the labels"},
+		{"with kubectl's annotation", func(s *unstructured.Unstructured) {
+			s.SetAnnotations(map[string]string{corev1.LastAppliedConfigAnnotation: "{}"})
+		}, noLastApplied},
+		{"with kubectl's annotation, and managed fields", func(s *unstructured.Unstructured) {
+			s.SetAnnotations(map[string]string{corev1.LastAppliedConfigAnnotation: "{}"})
+			s.SetManagedFields([]metav1.ManagedFieldsEntry{{
+				Manager: "kubectl", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: s.GetAPIVersion(),
+				FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{}}`),
+			}})
+		}, noLastApplied},
 		{"with a finalizer", func(s *unstructured.Unstructured) { s.SetFinalizers([]string{"example.com/stay"}) }, "neither finalizers nor owners"},
 	} {
 		t.Run("created "+c.name, func(t *testing.T) {
@@ -113,6 +134,9 @@ func policySets(t *testing.T, sets, all dynamic.ResourceInterface, api int) {
 	for _, s := range []*unstructured.Unstructured{
 		networkSet(api, "gcp-default-web", label("team", "a")),
 		networkSet(api, "foreign", func(s *unstructured.Unstructured) { s.SetLabels(map[string]string{"role": "db"}) }),
+		networkSet(api, "applied", func(s *unstructured.Unstructured) {
+			s.SetAnnotations(map[string]string{corev1.LastAppliedConfigAnnotation: `{"kind":"GlobalNetworkSet"}`})
+		}),
 		networkSet(api, "older", func(s *unstructured.Unstructured) {
 			s.SetLabels(nil)
 			s.SetAnnotations(map[string]string{"projectcalico.org/metadata": `{"uid":"u","labels":{"managed-by":"semaphore-policy"}}`})
@@ -130,6 +154,9 @@ func policySets(t *testing.T, sets, all dynamic.ResourceInterface, api int) {
 		{"to another label, with managed fields of its own", "gcp-default-web", `{"metadata":{"labels":{"role":"db"},"managedFields":[{"manager":"kubectl","operation":"Update",` +
 			`"apiVersion":"` + calico[api].GroupVersion().String() + `","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{}}}]}}`, "may not change the labels role"},
 		{"to another label, without managed fields", "gcp-default-web", `{"metadata":{"labels":{"role":"db"},"managedFields":[{}]}}`, "may not change the labels role"},
+		{"to kubectl's annotation", "gcp-default-web", lastApplied("{}"), noLastApplied},
+		{"of kubectl's annotation", "applied", lastApplied("{}"), noLastApplied},
+		{"of one with kubectl's annotation", "applied", `{"spec":{"nets":["10.4.0.2/32"]}}`, ""},
 		{"that removes a label of others", "gcp-default-web", `{"metadata":{"labels":{"team":null}}}`, "may not change the labels team"},
 		{"that takes one of an older Calico over", "older", `{"metadata":{"labels":{"managed-by":"semaphore-policy","policy.semaphore.uw.io/name":"x"},` +
 			`"annotations":{"projectcalico.org/metadata":"{\"uid\":\"u\",\"labels\":{\"managed-by\":\"semaphore-policy\",\"policy.semaphore.uw.io/name\":\"x\"}}"}}}`, ""},
@@ -143,6 +170,24 @@ func policySets(t *testing.T, sets, all dynamic.ResourceInterface, api int) {
 		applied := networkSet(api, "gcp-default-web", label("role", "db"))
 		_, err := sets.Apply(t.Context(), applied.GetName(), applied, metav1.ApplyOptions{FieldManager: "x", Force: true, DryRun: []string{metav1.DryRunAll}})
 		refused(t, err, "may not change the labels role")
+	})
+	for _, name := range []string{"gcp-default-web", "applied", "new"} {
+		t.Run("application of kubectl's annotation to "+name, func(t *testing.T) {
+			applied := networkSet(api, name, func(s *unstructured.Unstructured) {
+				s.SetAnnotations(map[string]string{corev1.LastAppliedConfigAnnotation: "{}"})
+			})
+			_, err := sets.Apply(t.Context(), name, applied, metav1.ApplyOptions{FieldManager: "x", Force: true, DryRun: []string{metav1.DryRunAll}})
+			refused(t, err, noLastApplied)
+		})
+	}
+	t.Run("application by kubectl, for which the API server sets its annotation", func(t *testing.T) {
+		// None of the managed fields is the annotation.
+		_, err := sets.Patch(t.Context(), "applied", types.MergePatchType, fmt.Appendf(nil, ownFields, calico[api].GroupVersion()), metav1.PatchOptions{})
+		must(t, err)
+		_, err = sets.Apply(t.Context(), "applied", networkSet(api, "applied", func(s *unstructured.Unstructured) {
+			_ = unstructured.SetNestedStringSlice(s.Object, []string{"10.4.0.9/32"}, "spec", "nets")
+		}), metav1.ApplyOptions{FieldManager: "kubectl", Force: true, DryRun: []string{metav1.DryRunAll}})
+		refused(t, err, noLastApplied)
 	})
 	// On an object without managed fields.
 	_, err := all.Patch(t.Context(), "gcp-default-web", types.MergePatchType, []byte(`{"metadata":{"managedFields":[{}]}}`), metav1.PatchOptions{})

@@ -3,6 +3,7 @@ package scenarios_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -131,6 +132,14 @@ func TestServiceMirrorWritesOnlyMirrors(t *testing.T) {
 		}, ""},
 		{"with another annotation", func(s *corev1.Service) { s.Annotations["external-dns.alpha.kubernetes.io/hostname"] = "x.example" },
 			"may not change the annotation external-dns"},
+		{"with kubectl's annotation", func(s *corev1.Service) { s.Annotations[corev1.LastAppliedConfigAnnotation] = "{}" }, noLastApplied},
+		{"with kubectl's annotation, and managed fields", func(s *corev1.Service) {
+			s.Annotations[corev1.LastAppliedConfigAnnotation] = "{}"
+			s.ManagedFields = []metav1.ManagedFieldsEntry{{
+				Manager: "kubectl", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1",
+				FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{}}`),
+			}}
+		}, noLastApplied},
 		{"with another label", func(s *corev1.Service) { s.Labels["app"] = "x" }, "may not change the label app"},
 		{"with another label, and managed fields", func(s *corev1.Service) {
 			s.Labels["app"] = "x"
@@ -165,7 +174,10 @@ func TestServiceMirrorWritesOnlyMirrors(t *testing.T) {
 		s.Spec.Selector, s.Spec.ExternalIPs = map[string]string{"app": "x"}, []string{"192.0.2.1"}
 	})
 	put(bent)
-	const original = "gl-default-73736d-web"
+	const original, appliedService = "gl-default-73736d-web", "gcp-default-73736d-applied"
+	put(mirrorService(appliedService, func(s *corev1.Service) {
+		s.Annotations[corev1.LastAppliedConfigAnnotation] = `{"kind":"Service"}`
+	}))
 	put(mirrorService(original, func(s *corev1.Service) {
 		s.Labels, s.Annotations = map[string]string{"global-svc": "true"}, nil
 	}))
@@ -183,6 +195,9 @@ func TestServiceMirrorWritesOnlyMirrors(t *testing.T) {
 			`"operation":"Update","apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{}}}]}}`, "may not change the label app"},
 		{"of another annotation, without managed fields", ourService,
 			`{"metadata":{"annotations":{"external-dns.alpha.kubernetes.io/hostname":"x.example"},"managedFields":[{}]}}`, "may not change the annotation external-dns"},
+		{"to kubectl's annotation", ourService, lastApplied("{}"), noLastApplied},
+		{"of kubectl's annotation", appliedService, lastApplied("{}"), noLastApplied},
+		{"of one with kubectl's annotation", appliedService, `{"spec":{"sessionAffinity":"ClientIP"}}`, ""},
 		{"that removes a label of others", ourService, `{"metadata":{"labels":{"team":null}}}`, "may not change the label team"},
 		{"of an annotation of others", ourService, `{"metadata":{"annotations":{"note":"c"}}}`, "may not change the annotation note"},
 		{"that removes an annotation of others", ourService, `{"metadata":{"annotations":{"note":null}}}`, "may not change the annotation note"},
@@ -198,6 +213,23 @@ func TestServiceMirrorWritesOnlyMirrors(t *testing.T) {
 			refused(t, err, c.want)
 		})
 	}
+	apply := func(manager, name, annotations string) error {
+		force := true
+		object := fmt.Sprintf(`{"apiVersion":"v1","kind":"Service","metadata":{"name":%q,"labels":{"mirrored-svc":"true"},"annotations":%s},"spec":{"ports":[{"port":80}]}}`,
+			name, annotations)
+		_, err := services.Patch(t.Context(), name, types.ApplyPatchType, []byte(object), metav1.PatchOptions{FieldManager: manager, Force: &force, DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	for _, name := range []string{ourService, appliedService, "gcp-default-73736d-new"} {
+		t.Run("application of kubectl's annotation to "+name, func(t *testing.T) {
+			refused(t, apply("x", name, fmt.Sprintf(`{%q:"{}"}`, corev1.LastAppliedConfigAnnotation)), noLastApplied)
+		})
+	}
+	t.Run("application by kubectl, for which the API server sets its annotation", func(t *testing.T) {
+		_, err := services.Patch(t.Context(), appliedService, types.MergePatchType, fmt.Appendf(nil, ownFields, "v1"), metav1.PatchOptions{})
+		must(t, err)
+		refused(t, apply("kubectl", appliedService, "{}"), noLastApplied)
+	})
 	t.Run("change of a status", func(t *testing.T) {
 		_, err := services.Patch(t.Context(), ourService, types.MergePatchType,
 			[]byte(`{"metadata":{"annotations":{"mirror.semaphore.uw.io/name":"x"}}}`), dryPatch, "status")
