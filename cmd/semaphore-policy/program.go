@@ -53,7 +53,7 @@ func newProgram(cfg config.Policy, log *slog.Logger) (*program, error) {
 	var remotes []policy.RemoteConfig
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
-		bounds := kube.Bounds{Answer: r.MaxAnswer, Objects: r.MaxObjects}
+		bounds := kube.Bounds{Answer: int64(r.MaxAnswer), Objects: r.MaxObjects}
 		remotes = append(remotes, policy.RemoteConfig{
 			Rules: policy.Rules{
 				Cluster: r.Name, Subnets: r.PodSubnets, IncludeHostNetwork: cfg.IncludeHostNetwork,

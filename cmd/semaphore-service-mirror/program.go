@@ -85,7 +85,7 @@ func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 	}
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
-		bounds := kube.Bounds{Answer: r.MaxAnswer, Objects: r.MaxObjects}
+		bounds := kube.Bounds{Answer: int64(r.MaxAnswer), Objects: r.MaxObjects}
 		settings.Remotes = append(settings.Remotes, mirror.Remote{
 			Name: r.Name, Prefix: r.ServicePrefix, PodSubnets: r.PodSubnets,
 			ResyncPeriod: r.ResyncPeriod, StaleAfter: r.StaleAfter,

@@ -85,7 +85,7 @@ func (a *agent) checkSubnets(ctx context.Context) (changed bool, err error) {
 			occupied = named
 		}
 		err := routes.Collision(r.cfg.PodSubnets, occupied)
-		free := slices.DeleteFunc(slices.Clone(r.cfg.PodSubnets), func(s netip.Prefix) bool {
+		free := slices.DeleteFunc(slices.Clone([]netip.Prefix(r.cfg.PodSubnets)), func(s netip.Prefix) bool {
 			return routes.Collision([]netip.Prefix{s}, occupied) != nil
 		})
 		if was := r.free.Swap(&free); was != nil && !slices.Equal(*was, free) {

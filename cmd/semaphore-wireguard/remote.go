@@ -76,7 +76,7 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 		Backend:    a.cfg.Backend,
 		ListenPort: cfg.ListenPort,
 		Mark:       a.cfg.Mark,
-		MTU:        cfg.MTU,
+		MTU:        int(cfg.MTU),
 		Engine:     enginePath(a.cfg.Engine),
 		Ports:      &a.ports,
 		Logger:     a.log,
@@ -86,7 +86,7 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 	}
 	r.device.Notify(r.linking.Fire)
 
-	bounds := kube.Bounds{Answer: cfg.MaxAnswer, Objects: cfg.MaxObjects}
+	bounds := kube.Bounds{Answer: int64(cfg.MaxAnswer), Objects: cfg.MaxObjects}
 	client := kube.LazyClient(kube.ClientConfig{
 		Access: cfg.Access, UserAgent: a.userAgent(), Bounds: bounds, Logger: a.log.With("cluster", cfg.Name),
 	})

@@ -185,7 +185,7 @@ func (r *remote) status(ctx context.Context) remoteReport {
 		Name: r.cfg.Name, Source: state.Source,
 		API: apiReport{Synced: r.nodes.Synced(), LastContact: some(r.nodes.LastContact())},
 		Device: deviceReport{
-			Name: r.device.Name(), ListenPort: r.cfg.ListenPort, MTU: r.cfg.MTU,
+			Name: r.device.Name(), ListenPort: r.cfg.ListenPort, MTU: int(r.cfg.MTU),
 		},
 		Peers: []peerReport{}, Rejected: append([]peers.Rejection{}, state.Rejected...),
 	}

@@ -80,7 +80,7 @@ func (r *remote) fitMTU(paths []tunnel.UnderlayPath) {
 		return
 	}
 	if r.cfg.MTU != 0 {
-		mtu = r.cfg.MTU
+		mtu = int(r.cfg.MTU)
 	} else if r.fitted.Swap(int64(mtu)) != int64(mtu) {
 		r.device.SetMTU(mtu)
 		r.linking.Fire()

@@ -11,7 +11,6 @@
 //	range      minimum and maximum, of numbers and bytes
 //	oneof      the allowed values
 //	is         the syntax, one of those in function check
-//	zero       a word for 0
 //	holds      for errors: the objects whose addresses a list of subnets contains
 //	empty      "off": set but empty is not the default
 //	flag       flags that set it
@@ -22,7 +21,6 @@
 package config
 
 import (
-	"net/netip"
 	"strings"
 	"time"
 )
@@ -59,14 +57,14 @@ type Remote struct {
 	Access Access `ignored:"true"`
 	// PodSubnets overlap neither each other nor those of another remote. They may be empty
 	// for the mirror and policy, which then accept any address.
-	PodSubnets []netip.Prefix `envconfig:"POD_SUBNETS" file:"remote.podSubnet" holds:"pods" desc:"the remote's pod subnets, IPv4 and IPv6, comma-separated (required by semaphore-wireguard)"`
+	PodSubnets Subnets `envconfig:"POD_SUBNETS" file:"remote.podSubnet" holds:"pods" desc:"the remote's pod subnets, IPv4 and IPv6, comma-separated (required by semaphore-wireguard)"`
 	// PodSubnetsFrom is the setting that PodSubnets were read from, for errors.
-	PodSubnetsFrom string         `ignored:"true"`
-	NodeSubnets    []netip.Prefix `envconfig:"NODE_SUBNETS" file:"remote.nodeSubnets" holds:"nodes" desc:"subnets that endpoints of the remote's nodes must lie in, IPv4 and IPv6, comma-separated; used by semaphore-wireguard (default: any address outside this cluster)"`
-	ResyncPeriod   time.Duration  `envconfig:"RESYNC_PERIOD" file:"remote.resyncPeriod" default:"0" desc:"interval at which all of the remote's objects are reconciled without an event (0: never)"`
-	StaleAfter     time.Duration  `envconfig:"STALE_AFTER" file:"remote.staleAfter" default:"0" desc:"time without contact after which the remote's state is considered stale, for mirrors and network sets (0: never)"`
+	PodSubnetsFrom string        `ignored:"true"`
+	NodeSubnets    Subnets       `envconfig:"NODE_SUBNETS" file:"remote.nodeSubnets" holds:"nodes" desc:"subnets that endpoints of the remote's nodes must lie in, IPv4 and IPv6, comma-separated; used by semaphore-wireguard (default: any address outside this cluster)"`
+	ResyncPeriod   time.Duration `envconfig:"RESYNC_PERIOD" file:"remote.resyncPeriod" default:"0" desc:"interval at which all of the remote's objects are reconciled without an event (0: never)"`
+	StaleAfter     time.Duration `envconfig:"STALE_AFTER" file:"remote.staleAfter" default:"0" desc:"time without contact after which the remote's state is considered stale, for mirrors and network sets (0: never)"`
 	// MaxAnswer is larger than the largest object.
-	MaxAnswer int64 `envconfig:"MAX_ANSWER" file:"remote.maxAnswer" default:"256Mi" range:"4Mi,64Gi" desc:"maximum size of one list of the remote's objects, such as 64Mi; a quarter of it is the maximum size of the cache for one kind"`
+	MaxAnswer Bytes `envconfig:"MAX_ANSWER" file:"remote.maxAnswer" default:"256Mi" range:"4Mi,64Gi" desc:"maximum size of one list of the remote's objects, such as 64Mi; a quarter of it is the maximum size of the cache for one kind"`
 	// MaxObjects of 0 is the default of the kind.
 	MaxObjects   int `envconfig:"MAX_OBJECTS" file:"remote.maxObjects" range:"1,10000000" desc:"maximum number of cached objects of one kind (default 10000 nodes, 50000 of other kinds)"`
 	MaxServices  int `envconfig:"MAX_SERVICES" file:"remote.maxServices" default:"2000" range:"1,10000000" desc:"maximum number of Services that semaphore-service-mirror creates for the remote"`
@@ -78,7 +76,7 @@ type Remote struct {
 	// MTU is at least what IPv4 hosts must be able to reassemble (RFC 791), and at most
 	// the largest packet less the headers of IPv6 (40 bytes), UDP (8) and WireGuard (32).
 	// 0 is auto.
-	MTU int `envconfig:"WG_MTU" file:"remote.wgDeviceMTU" default:"auto" zero:"auto" range:"576,65455" desc:"MTU of this remote's WireGuard device; auto: the MTU of the network between the nodes minus 80"`
+	MTU MTU `envconfig:"WG_MTU" file:"remote.wgDeviceMTU" default:"auto" range:"576,65455" desc:"MTU of this remote's WireGuard device; auto: the MTU of the network between the nodes minus 80"`
 	// MaxPeers is at most what a device supports (the kernel's MAX_PEERS_PER_DEVICE and
 	// wireguard-go's MaxPeers are 2^20 and 2^16).
 	MaxPeers int `envconfig:"WG_MAX_PEERS" file:"remote.wgMaxPeers" default:"2000" range:"1,65536" desc:"maximum number of the remote's nodes that are peers; the first accepted ones stay"`
@@ -171,10 +169,10 @@ type Wireguard struct {
 	// Pod is optional.
 	Pod Pod
 	// LocalSubnets are masked and sorted.
-	LocalSubnets []netip.Prefix `envconfig:"LOCAL_SUBNETS" holds:"a cluster" desc:"subnets of this cluster's nodes, pods and services, comma-separated, in addition to those that its API server reports: endpoints of remotes inside them are rejected"`
-	Backend      string         `envconfig:"WG_BACKEND" default:"auto" oneof:"auto,kernel,userspace" desc:"WireGuard implementation: auto, kernel or userspace; auto: kernel if available"`
-	Engine       string         `envconfig:"WG_ENGINE" default:"start" oneof:"start,wait" desc:"with the userspace backend, if no engine is running: start semaphore-engine, which is installed beside this program, or wait for one that another container runs"`
-	KeyPath      string         `envconfig:"WG_KEY_PATH" is:"path" flag:"wg-key-path" default:"/var/lib/semaphore-wireguard" desc:"directory of private keys and persistent state"`
+	LocalSubnets Subnets `envconfig:"LOCAL_SUBNETS" holds:"a cluster" desc:"subnets of this cluster's nodes, pods and services, comma-separated, in addition to those that its API server reports: endpoints of remotes inside them are rejected"`
+	Backend      string  `envconfig:"WG_BACKEND" default:"auto" oneof:"auto,kernel,userspace" desc:"WireGuard implementation: auto, kernel or userspace; auto: kernel if available"`
+	Engine       string  `envconfig:"WG_ENGINE" default:"start" oneof:"start,wait" desc:"with the userspace backend, if no engine is running: start semaphore-engine, which is installed beside this program, or wait for one that another container runs"`
+	KeyPath      string  `envconfig:"WG_KEY_PATH" is:"path" flag:"wg-key-path" default:"/var/lib/semaphore-wireguard" desc:"directory of private keys and persistent state"`
 	// Endpoint can be overridden for a single node.
 	Endpoint     string `envconfig:"WG_ENDPOINT" is:"endpoint" default:"InternalIP" desc:"published endpoint of this node: InternalIP or ExternalIP of the node's status, an address with an optional port, or none (behind NAT: this node initiates all handshakes)"`
 	RouteSrc     string `envconfig:"WG_ROUTE_SRC" is:"source" default:"auto" desc:"source address of packets from the node itself to remote pods: auto (a local address inside the node's podCIDR), none, or an address"`
@@ -198,7 +196,7 @@ type agentSources struct {
 type Removal struct {
 	RemovalGrace time.Duration `envconfig:"REMOVAL_GRACE" default:"10m" desc:"time after the start of the program until mirrors and network sets of a remote that is no longer configured are removed (0: at once)"`
 	// Departed may be in Remotes as well, until the agents no longer need them there.
-	Departed []string `envconfig:"DEPARTED_REMOTES" desc:"names of clusters that left in order, comma-separated: semaphore-service-mirror ignores them, also in SEMAPHORE_REMOTES, and removes their mirrors and endpoints at once; semaphore-policy removes their network sets at once when they are no longer in SEMAPHORE_REMOTES"`
+	Departed Names `envconfig:"DEPARTED_REMOTES" desc:"names of clusters that left in order, comma-separated: semaphore-service-mirror ignores them, also in SEMAPHORE_REMOTES, and removes their mirrors and endpoints at once; semaphore-policy removes their network sets at once when they are no longer in SEMAPHORE_REMOTES"`
 }
 
 // Mirror configures semaphore-service-mirror.

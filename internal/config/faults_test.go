@@ -191,6 +191,15 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 			wireguardError, []string{gcp + "WG_MTU", "1279"}, nil,
 			[]string{gcp + "WG_MTU: 1279 is less than 1280, which IPv6 needs for fd00:4::/48"},
 		},
+		"numbers in other forms": {
+			wireguardError, []string{gcp + "WG_LISTEN_PORT", "010", onPrem + "WG_LISTEN_PORT", "0x1000", gcp + "WG_MTU", "0", "SEMAPHORE_WG_PEER_METRICS", "1e3"}, nil,
+			[]string{
+				gcp + `WG_LISTEN_PORT: "010" is not a number from 1 to 65535`,
+				onPrem + `WG_LISTEN_PORT: "0x1000" is not a number from 1 to 65535`,
+				gcp + `WG_MTU: "0" is not a number from 576 to 65455`,
+				`SEMAPHORE_WG_PEER_METRICS: "1e3" is not a number from 0 to 1000000`,
+			},
+		},
 		"durations": {
 			wireguardError, []string{gcp + "RESYNC_PERIOD", "10", gcp + "STALE_AFTER", "-1s"}, nil,
 			[]string{

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -108,16 +108,7 @@ func (l *loader) parseObject(section, path, in string, value json.RawMessage, se
 			continue
 		}
 		s := settings[i]
-		form := text
-		switch s.field.(type) {
-		case *int:
-			form = number
-		case *bool:
-			form = boolean
-		case *time.Duration:
-			form = duration
-		}
-		content, err := form(object[key])
+		content, err := text(s.field, object[key])
 		switch {
 		case err != nil:
 			l.faults.add(origin, "%w", err)
@@ -128,52 +119,35 @@ func (l *loader) parseObject(section, path, in string, value json.RawMessage, se
 	return true
 }
 
-// The types of values. Empty, null and 0 leave a setting at its default, as in the
-// original tools.
-
-func boolean(value json.RawMessage) (string, error) {
-	var b *bool
-	if err := json.Unmarshal(value, &b); err != nil {
-		return "", errors.New("neither true nor false")
+// text returns the text of a setting's value. Empty, null and 0 leave a setting at its
+// default, as in the original tools.
+func text(field any, value json.RawMessage) (string, error) {
+	var content, none any
+	var fault string
+	switch field.(type) {
+	case *int, *MTU:
+		content, none, fault = new(int), "0", "not a whole number"
+	case *bool:
+		content, fault = new(bool), "neither true nor false"
+	case *time.Duration:
+		// A text such as "10s", or a number of nanoseconds.
+		content, fault = new(time.Duration), `neither a duration such as "10m" nor a number of nanoseconds`
+		if bytes.HasPrefix(value, []byte(`"`)) {
+			content = new(string)
+		}
+	default:
+		content, fault = new(string), "not a text in quotes"
 	}
-	if b == nil {
+	if string(value) == "null" {
 		return "", nil
 	}
-	return strconv.FormatBool(*b), nil
-}
-
-func text(value json.RawMessage) (string, error) {
-	var s *string
-	if err := json.Unmarshal(value, &s); err != nil {
-		return "", errors.New("not a text in quotes")
+	if json.Unmarshal(value, content) != nil {
+		return "", errors.New(fault)
 	}
-	if s == nil {
-		return "", nil
+	if text := fmt.Sprint(reflect.ValueOf(content).Elem()); text != none {
+		return text, nil
 	}
-	return *s, nil
-}
-
-func number(value json.RawMessage) (string, error) {
-	var n *int
-	if err := json.Unmarshal(value, &n); err != nil {
-		return "", errors.New("not a whole number")
-	}
-	if n == nil || *n == 0 {
-		return "", nil
-	}
-	return strconv.Itoa(*n), nil
-}
-
-// duration is a text such as "10s", or a number of nanoseconds.
-func duration(value json.RawMessage) (string, error) {
-	if s, err := text(value); err == nil {
-		return s, nil
-	}
-	var n time.Duration
-	if err := json.Unmarshal(value, &n); err != nil {
-		return "", errors.New(`neither a duration such as "10m" nor a number of nanoseconds`)
-	}
-	return n.String(), nil
+	return "", nil
 }
 
 // located adds the line number to a JSON syntax error.

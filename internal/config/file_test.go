@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -177,6 +178,9 @@ func TestFaultsOfTheFileNameTheirKey(t *testing.T) {
 			"remotes[1].podSubnet in FILE: required",
 		}},
 		"remote twice": {remote(`"name": "gcp", "kubeConfigPath": "/x", "podSubnet": "10.9.0.0/16"`), []string{`remotes[1].name in FILE: remote "gcp" is listed twice`}},
+		"null character": {remote(`"name": "x", "kubeConfigPath": "/x\u0000", "podSubnet": "10.5.0.0/20"`), []string{
+			"remotes[1].kubeConfigPath in FILE: setenv: invalid argument",
+		}},
 		"overlap": {remote(`"name": "x", "kubeConfigPath": "/x", "podSubnet": "10.4.0.0/20"`), []string{
 			"remotes[1].podSubnet in FILE: 10.4.0.0/20 overlaps 10.4.0.0/16 of gcp (remotes[0].podSubnet in FILE)",
 		}},
@@ -243,6 +247,19 @@ func TestWhatHasNoEffectBesideAFileIsWarnedAbout(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+}
+
+// TestEnvironmentIsLeftAlone loads a file and flags, which envconfig reads as variables.
+func TestEnvironmentIsLeftAlone(t *testing.T) {
+	setenv(t, map[string]string{"SEMAPHORE_NODE_NAME": "worker", "SEMAPHORE_LOG_LEVEL": "", "KUBECONFIG": "/k"})
+	before := os.Environ()
+	if _, _, err := LoadWireguard([]string{"-clusters-config", writeFile(t, wireguardFile), "-node-name=other", "-wg-key-path=x"}); err == nil {
+		t.Fatal("no error")
+	}
+	sorted := cmpopts.SortSlices(strings.Compare)
+	if diff := cmp.Diff(before, os.Environ(), sorted); diff != "" {
+		t.Errorf("environment (-before +after):\n%s", diff)
 	}
 }
 

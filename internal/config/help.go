@@ -48,17 +48,17 @@ func (l *loader) commands(b *strings.Builder) {
 }
 
 func describeAll(b *strings.Builder, settings []*setting) {
-	for _, s := range settings {
+	for _, d := range describe(settings) {
 		var names []string
-		if strings.HasPrefix(s.variable, prefix) {
-			names = append(names, s.variable)
+		if d.Variable != "" {
+			names = append(names, d.Variable)
 		}
-		for _, name := range s.list("flag") {
+		for _, name := range d.Flags {
 			names = append(names, "-"+name)
 		}
-		fmt.Fprintf(b, "  %s\n        %s", strings.Join(names, ", "), s.tag.Get("desc"))
-		if otherwise := s.tag.Get("default"); otherwise != "" {
-			fmt.Fprintf(b, " (default %q)", otherwise)
+		fmt.Fprintf(b, "  %s\n        %s", strings.Join(names, ", "), d.Meaning)
+		if d.Default != "" {
+			fmt.Fprintf(b, " (default %q)", d.Default)
 		}
 		b.WriteString("\n")
 	}

@@ -123,7 +123,8 @@ type loader struct {
 	flags            *flag.FlagSet
 	sources
 	base     *Base
-	settings []*setting // common ones and the program's own
+	structs  []any
+	settings []*setting // of structs: common ones and the program's own
 	target   []*setting // flags of the original policy tool, for semaphore-policy
 	remotes  []*rawRemote
 	faults   faults
@@ -135,7 +136,8 @@ func newLoader(program, purpose string, base *Base, own ...any) *loader {
 	l := &loader{program: program, purpose: purpose, base: base, flags: flag.NewFlagSet(program, flag.ContinueOnError)}
 	// Errors and usage are reported by load and help.
 	l.flags.SetOutput(io.Discard)
-	for _, vars := range append(own, &l.sources) {
+	l.structs = slices.Concat(own, []any{&l.sources})
+	for _, vars := range l.structs {
 		l.settings = append(l.settings, inspect(prefix, vars)...)
 	}
 	return l
@@ -176,8 +178,10 @@ func (l *loader) load(args []string, out io.Writer, need needs) error {
 
 // decode parses the texts of all settings.
 func (l *loader) decode(need needs) {
-	l.base.Remotes = parseRemotes(&l.faults, l.setting(&l.base.ClusterName).text, l.remotes, need)
-	decode(&l.faults, l.settings)
+	remotes := parseRemotes(&l.faults, l.setting(&l.base.ClusterName).text, l.remotes, need)
+	fill(&l.faults, prefix, l.settings, l.structs...)
+	// envconfig has made empty ones for SEMAPHORE_REMOTES.
+	l.base.Remotes = remotes
 	l.base.Local.Kubeconfig = l.Kubeconfig
 }
 

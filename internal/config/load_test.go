@@ -118,8 +118,8 @@ func base(listen, probe string) Base {
 	}
 }
 
-func prefixes(texts ...string) []netip.Prefix {
-	var all []netip.Prefix
+func prefixes(texts ...string) Subnets {
+	var all Subnets
 	for _, text := range texts {
 		all = append(all, netip.MustParsePrefix(text))
 	}
@@ -228,7 +228,7 @@ func TestPolicyFromEnvironment(t *testing.T) {
 }
 
 func TestMTUThatIsLeftToTheAgent(t *testing.T) {
-	for text, want := range map[string]int{"auto": 0, "AUTO": 0, "1280": 1280} {
+	for text, want := range map[string]MTU{"auto": 0, "AUTO": 0, "1280": 1280} {
 		setenv(t, env("SEMAPHORE_REMOTE_GCP_WG_MTU", text))
 		got, _, err := LoadWireguard(nil)
 		if err != nil {

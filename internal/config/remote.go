@@ -18,13 +18,14 @@ const (
 type rawRemote struct {
 	Remote
 	nameFrom string // origin of the name, for errors
+	prefix   string // of the variables of settings
 	settings []*setting
 }
 
 // newRawRemote returns a remote whose settings are unset.
 func newRawRemote(name, nameFrom string) *rawRemote {
-	r := &rawRemote{Remote: Remote{Name: name}, nameFrom: nameFrom}
-	r.settings = remoteSettings(groupPrefix(name), &r.Remote)
+	r := &rawRemote{Remote: Remote{Name: name}, nameFrom: nameFrom, prefix: groupPrefix(name)}
+	r.settings = remoteSettings(r.prefix, &r.Remote)
 	return r
 }
 
@@ -52,7 +53,7 @@ type needs struct {
 func (r *rawRemote) parse(f *faults, position int, need needs) {
 	r.ListenPort, r.ServicePrefix = firstListenPort+position, r.Name
 	r.checkAccess(f)
-	decode(f, r.settings)
+	fill(f, r.prefix, r.settings, &r.Access, &r.Remote)
 	subnets := r.of(&r.PodSubnets)
 	if subnets.set {
 		r.PodSubnetsFrom = subnets.origin

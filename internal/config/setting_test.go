@@ -1,7 +1,6 @@
 package config
 
 import (
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -14,27 +13,31 @@ import (
 // TestEverySettingIsComplete checks the tags of each field: a new one that lacks some
 // would be read in part, or not at all.
 func TestEverySettingIsComplete(t *testing.T) {
-	groups := map[string][]*setting{"remote": remoteSettings(groupPrefix("gcp"), new(Remote)), "target": inspect("", new(targetVars))}
-	for name, vars := range map[string]any{
-		"sources": new(sources), "agent": new(agentSources), "wireguard": new(Wireguard), "mirror": new(Mirror), "policy": new(Policy), "tokens": new(Tokens),
-	} {
-		groups[name] = inspect(prefix, vars)
+	remote := groupPrefix("gcp")
+	groups := []struct {
+		name, prefix string
+		vars         any
+	}{
+		{"remote", remote, new(Remote)}, {"remote", remote, new(Access)}, {"target", "", new(targetVars)},
+		{"sources", prefix, new(sources)}, {"agent", prefix, new(agentSources)},
+		{"wireguard", prefix, new(Wireguard)}, {"mirror", prefix, new(Mirror)}, {"policy", prefix, new(Policy)}, {"tokens", prefix, new(Tokens)},
 	}
 	files := map[string]string{}
-	for group, settings := range groups {
+	for _, g := range groups {
+		group, settings := g.name, inspect(g.prefix, g.vars)
 		for _, s := range settings {
 			if s.tag.Get("desc") == "" {
 				t.Errorf("%s has no meaning", s.variable)
 			}
 			bounds := 0
 			switch s.field.(type) {
-			case *int, *int64:
+			case *int, *MTU, *Bytes:
 				bounds = 2
-			case *[]netip.Prefix:
+			case *Subnets:
 				if s.tag.Get("holds") == "" {
 					t.Errorf("%s doesn't say what it holds", s.variable)
 				}
-			case *string, *bool, *uint32, *time.Duration, *[]string:
+			case *string, *bool, *uint32, *time.Duration, *Names:
 			case *[]Remote: // its names are read by readClusters
 			default:
 				t.Errorf("%s is a %T, which nothing decodes", s.variable, s.field)
@@ -58,7 +61,7 @@ func TestEverySettingIsComplete(t *testing.T) {
 			files[file] = s.variable
 		}
 		var f faults
-		if decode(&f, slices.DeleteFunc(settings, func(s *setting) bool { return s.tag.Get("required") != "" })); f.all != nil {
+		if fill(&f, g.prefix, slices.DeleteFunc(settings, func(s *setting) bool { return s.tag.Get("required") != "" }), g.vars); f.all != nil {
 			t.Errorf("defaults of %s: %v", group, f.all)
 		}
 	}

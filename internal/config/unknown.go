@@ -34,20 +34,18 @@ func (l *loader) unknownVariables(environ []string) []string {
 // knownVariables returns those of all programs, which often share an environment, and of
 // the remotes that are configured by variables.
 func (l *loader) knownVariables() []string {
-	var all []*setting
-	for _, p := range programs {
-		for _, vars := range p.vars() {
-			all = append(all, inspect(prefix, vars)...)
+	var known []string
+	for _, p := range Programs() {
+		for i := range p.Settings {
+			known = append(known, p.Settings[i].Variable)
 		}
 	}
 	if !l.setting(&l.ClustersConfig).set {
 		for _, r := range l.remotes {
-			all = append(all, r.settings...)
+			for _, s := range r.settings {
+				known = append(known, s.variable)
+			}
 		}
-	}
-	known := make([]string, len(all))
-	for i, s := range all {
-		known[i] = s.variable
 	}
 	return known
 }

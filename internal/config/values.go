@@ -1,8 +1,10 @@
 package config
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -11,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/labels"
@@ -28,66 +29,80 @@ func (f *faults) add(origin, format string, args ...any) {
 	f.all = append(f.all, fmt.Errorf("%s: %w", origin, fmt.Errorf(format, args...)))
 }
 
-// The functions below parse text. They add errors to f, and return the zero value then.
+// Bytes is a number of bytes, in text one of Kubernetes' quantities.
+type Bytes int64
 
-func (f *faults) duration(origin, text string) time.Duration {
-	d, err := time.ParseDuration(text)
-	if err != nil || d < 0 {
-		f.add(origin, "%q is not a duration such as 30s, 10m or 1h, or 0", text)
-		return 0
-	}
-	return d
+// Decode implements envconfig.Decoder.
+func (b *Bytes) Decode(text string) error {
+	q, err := resource.ParseQuantity(text)
+	*b = Bytes(q.Value())
+	return err
 }
 
-func (f *faults) boolean(origin, text string) bool {
-	b, err := strconv.ParseBool(text)
-	if err != nil {
-		f.add(origin, "%q is neither true nor false", text)
-	}
-	return b
-}
+// MTU is the MTU of a device; 0 is auto.
+type MTU int
 
-func (f *faults) integer(origin, text string, limits []string) int {
+// Decode implements envconfig.Decoder.
+func (m *MTU) Decode(text string) error {
+	if *m = 0; strings.EqualFold(text, "auto") {
+		return nil
+	}
 	n, err := strconv.Atoi(text)
-	if err != nil || !within(int64(n), limits) {
-		f.add(origin, "%q is not a number from %s to %s", text, limits[0], limits[1])
-		return 0
+	if n == 0 {
+		return cmp.Or(err, strconv.ErrRange)
 	}
-	return n
+	*m = MTU(n)
+	return err
 }
+
+// Names are names of clusters, in text comma-separated.
+type Names []string
+
+// Decode implements envconfig.Decoder. The error joins those of all items.
+func (n *Names) Decode(text string) error {
+	*n = nil
+	var errs []error
+	for item := range strings.SplitSeq(text, ",") {
+		name, err := cluster.ParseName(strings.TrimSpace(item))
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		*n = append(*n, string(name))
+	}
+	return errors.Join(errs...)
+}
+
+// Subnets are prefixes, masked and sorted, in text comma-separated.
+type Subnets []netip.Prefix
+
+// Decode implements envconfig.Decoder. The error joins those of all items.
+func (p *Subnets) Decode(text string) error {
+	*p = nil
+	var errs []error
+	for item := range strings.SplitSeq(text, ",") {
+		item = strings.TrimSpace(item)
+		prefix, err := netip.ParsePrefix(item)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%q is not a subnet such as 10.4.0.0/16 or fd00:4::/48", item))
+			continue
+		}
+		*p = append(*p, prefix.Masked())
+	}
+	slices.SortFunc(*p, netip.Prefix.Compare)
+	return errors.Join(errs...)
+}
+
+// The functions below check values, and add errors to f.
 
 // kubeMarks are the bits by which kube-proxy and kubelets mark packets to masquerade and to
 // drop (iptablesMasqueradeBit and iptablesDropBit, 14 and 15).
 const kubeMarks = 0xc000
 
-// mark parses a firewall mark.
-func (f *faults) mark(origin, text string) uint32 {
-	n, err := strconv.ParseUint(text, 0, 32)
-	switch {
-	case err != nil:
-		f.add(origin, "%q is not a firewall mark such as 0x1073, or 0", text)
-	case n&kubeMarks != 0:
-		f.add(origin, "%#x has a bit by which kube-proxy masquerades or drops packets (0x4000, 0x8000)", n)
-	default:
-		return uint32(n)
-	}
-	return 0
-}
-
-// bytes parses a number with one of the suffixes of Kubernetes' quantities.
-func (f *faults) bytes(origin, text string, limits []string) int64 {
-	q, err := resource.ParseQuantity(text)
-	if err != nil || !within(q.Value(), limits) {
-		f.add(origin, "%q is not a number of bytes such as 64Mi, from %s to %s", text, limits[0], limits[1])
-		return 0
-	}
-	return q.Value()
-}
-
 // within reports whether n is between the two limits, inclusive.
-func within(n int64, limits []string) bool {
+func within[N ~int | ~int64](n N, limits []string) bool {
 	least, most := resource.MustParse(limits[0]), resource.MustParse(limits[1])
-	return least.Value() <= n && n <= most.Value()
+	return least.Value() <= int64(n) && int64(n) <= most.Value()
 }
 
 // fingerprints parses SHA-256 fingerprints, comma-separated, with or without colons as
@@ -104,20 +119,6 @@ func (f *faults) fingerprints(origin, text string) string {
 		all = append(all, sum)
 	}
 	return strings.Join(all, ",")
-}
-
-// clusters parses a comma-separated list of names of clusters.
-func (f *faults) clusters(origin, text string) []string {
-	var all []string
-	for item := range strings.SplitSeq(text, ",") {
-		name, err := cluster.ParseName(strings.TrimSpace(item))
-		if err != nil {
-			f.add(origin, "%w", err)
-			continue
-		}
-		all = append(all, string(name))
-	}
-	return all
 }
 
 func (f *faults) oneOf(origin, text string, values []string) string {
@@ -204,7 +205,11 @@ func (f *faults) podPrefixes(origin, text string) string {
 	if !strings.ContainsAny(text, "./:") {
 		return f.oneOf(origin, text, append(sources, "a list of prefixes"))
 	}
-	prefixes := f.subnets(origin, text, "pods")
+	var prefixes Subnets
+	if err := prefixes.Decode(text); err != nil {
+		f.add(origin, "%w", err)
+	}
+	prefixes = f.fit(origin, prefixes, "pods")
 	texts := make([]string, len(prefixes))
 	for i, p := range prefixes {
 		texts[i] = p.String()
@@ -212,26 +217,15 @@ func (f *faults) podPrefixes(origin, text string) string {
 	return strings.Join(texts, ",")
 }
 
-// subnets parses a comma-separated list of prefixes, and returns them masked and sorted.
-// Errors name what the subnets are for, such as "pods".
-func (f *faults) subnets(origin, text, what string) []netip.Prefix {
-	var all []netip.Prefix
-	for item := range strings.SplitSeq(text, ",") {
-		item = strings.TrimSpace(item)
-		prefix, err := netip.ParsePrefix(item)
-		if err != nil {
-			f.add(origin, "%q is not a subnet such as 10.4.0.0/16 or fd00:4::/48", item)
-			continue
+// fit returns those of the subnets that can be subnets of what, such as "pods".
+func (f *faults) fit(origin string, subnets Subnets, what string) Subnets {
+	return slices.DeleteFunc(subnets, func(p netip.Prefix) bool {
+		reason := unfit(p)
+		if reason != "" {
+			f.add(origin, "%s can't be a subnet of %s: %s", p, what, reason)
 		}
-		prefix = prefix.Masked()
-		if reason := unfit(prefix); reason != "" {
-			f.add(origin, "%s can't be a subnet of %s: %s", prefix, what, reason)
-			continue
-		}
-		all = append(all, prefix)
-	}
-	slices.SortFunc(all, netip.Prefix.Compare)
-	return all
+		return reason != ""
+	})
 }
 
 // unfit returns why a prefix can't be a subnet of pods or nodes, or an empty string.

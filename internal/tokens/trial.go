@@ -74,7 +74,7 @@ func NewTrials(c TrialConfig) *Trials {
 	for i := range c.Remotes {
 		r := &c.Remotes[i]
 		t.remotes = append(t.remotes, &trial{name: r.Name, file: r.Access.TokenFile, ask: asker(kube.ClientConfig{
-			Access: r.Access, UserAgent: c.UserAgent, Bounds: kube.Bounds{Answer: r.MaxAnswer, Objects: r.MaxObjects},
+			Access: r.Access, UserAgent: c.UserAgent, Bounds: kube.Bounds{Answer: int64(r.MaxAnswer), Objects: r.MaxObjects},
 		}, c.FromRemotes)})
 	}
 	if c.Cluster != "" {
