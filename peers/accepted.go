@@ -1,7 +1,6 @@
 package peers
 
 import (
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -67,7 +66,7 @@ type Remembered struct {
 }
 
 // retainedKeys returns the accepted keys that their nodes still claim, with these nodes.
-func (a Accepted) retainedKeys(nodes []claimant, rules *Rules) map[tunnel.Key]string {
+func (a Accepted) retainedKeys(nodes []*Node, rules *Rules) map[tunnel.Key]string {
 	keys := make(map[tunnel.Key]string, len(nodes))
 	for _, n := range nodes {
 		if owner, known := a.keys[n.key]; known && owner == n.Name && n.keyErr == nil && !slices.Contains(rules.OwnKeys, n.key) {
@@ -77,22 +76,8 @@ func (a Accepted) retainedKeys(nodes []claimant, rules *Rules) map[tunnel.Key]st
 	return keys
 }
 
-// retainedPrefixes returns the accepted prefixes that the node still claims and that are
-// still within the remote's pod subnets.
-func (a Accepted) retainedPrefixes(n *claimant, rules *Rules) []netip.Prefix {
-	before := a.prefixes[n.Name]
-	if len(before) == 0 {
-		return nil
-	}
-	gone := func(p netip.Prefix) bool { return !a.hasPrefix(n.Name, p) || !within(p, rules.Subnets) }
-	if !slices.ContainsFunc(n.prefixes, gone) {
-		return n.prefixes
-	}
-	return slices.DeleteFunc(slices.Clone(n.prefixes), gone)
-}
-
 // remember returns the nodes that are peers, with their accepted prefixes.
-func (a Accepted) remember(nodes []Node, peers []Peer) []Remembered {
+func (a Accepted) remember(nodes []*Node, peers []Peer) []Remembered {
 	of := make(map[string]struct{}, len(peers))
 	for i := range peers {
 		of[peers[i].Node] = struct{}{}
@@ -100,7 +85,7 @@ func (a Accepted) remember(nodes []Node, peers []Peer) []Remembered {
 	all := make([]Remembered, 0, len(of))
 	for _, n := range nodes {
 		if _, is := of[n.Name]; is {
-			all = append(all, Remembered{n, append([]netip.Prefix{}, a.prefixes[n.Name]...)})
+			all = append(all, Remembered{*n, append([]netip.Prefix{}, a.prefixes[n.Name]...)})
 		}
 	}
 	return all
@@ -108,13 +93,13 @@ func (a Accepted) remember(nodes []Node, peers []Peer) []Remembered {
 
 // recall is the inverse of remember. Nodes stored without prefixes count as not accepted
 // yet.
-func recall(all []Remembered) ([]Node, Accepted) {
-	nodes := make([]Node, len(all))
+func recall(all []Remembered) ([]*Node, Accepted) {
+	nodes := make([]*Node, len(all))
 	a := Accepted{keys: map[tunnel.Key]string{}, prefixes: map[string][]netip.Prefix{}}
 	taken := map[netip.Prefix]struct{}{}
 	for i := range all {
 		n := &all[i]
-		nodes[i] = n.Node
+		nodes[i] = &n.Node
 		if n.Prefixes == nil {
 			continue
 		}
@@ -139,27 +124,4 @@ func recall(all []Remembered) ([]Node, Accepted) {
 		}
 	}
 	return nodes, a
-}
-
-// moves updates moved, given the current holders of the contested single addresses.
-func (a Accepted) moves(nodes []claimant, held map[netip.Prefix]string, now time.Time) map[netip.Prefix]moves {
-	if len(held)+len(a.moved) == 0 {
-		return nil
-	}
-	moved := maps.Clone(a.moved)
-	maps.DeleteFunc(moved, func(_ netip.Prefix, m moves) bool { return now.Sub(m.last) >= flapping })
-	for i := 0; i < len(nodes) && len(held) > 0; i++ {
-		n := &nodes[i]
-		for _, p := range n.prefixes {
-			holder, contested := held[p]
-			if !contested || holder == n.Name || !single(p) || !a.hasPrefix(n.Name, p) || a.hasPrefix(holder, p) {
-				continue
-			}
-			if moved == nil {
-				moved = map[netip.Prefix]moves{}
-			}
-			moved[p] = moves{last: now, count: moved[p].count + 1}
-		}
-	}
-	return moved
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // backdated makes a node claim another one's key or prefixes and an earlier creation time.
-func backdated(n int, of Node) Node {
+func backdated(n int, of *Node) *Node {
 	return node(n, func(n *Node) {
 		n.Created, n.PodCIDRs = epoch.Add(-time.Hour), slices.Concat(of.PodCIDRs, n.PodCIDRs)
 	})
@@ -28,39 +28,39 @@ func TestAcceptedPrefixesAreRetained(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		// what the remote says, one after the other; the last one counts.
-		said     [][]Node
+		said     [][]*Node
 		want     []Peer
 		rejected []rejection
 	}{
-		{"no node was accepted before: age decides", [][]Node{{node(1), thief}}, []Peer{peer(9, "10.4.1.0/24", "10.4.9.0/24")}, []rejection{{"node-1", ReasonDuplicatePrefix, false}}},
-		{"a prefix", [][]Node{{node(1)}, {node(1), thief}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
-		{"a part of a prefix", [][]Node{{node(1)}, {node(1), backdated(9, node(1, func(n *Node) { n.PodCIDRs = []string{"10.4.1.7/32"} }))}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
-		{"a prefix around it", [][]Node{{node(1)}, {node(1), backdated(9, node(1, func(n *Node) { n.PodCIDRs = []string{"10.4.0.0/21"} }))}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
-		{"a key", [][]Node{{node(1)}, {node(1), keyThief}}, []Peer{peer(1)}, []rejection{{"node-9", ReasonDuplicateKey, false}}},
-		{"for as long as it is claimed", [][]Node{{node(1)}, {node(1), thief}, {node(1), thief}, {node(1), thief}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
-		{"also while the endpoint is bad", [][]Node{
+		{"no node was accepted before: age decides", [][]*Node{{node(1), thief}}, []Peer{peer(9, "10.4.1.0/24", "10.4.9.0/24")}, []rejection{{"node-1", ReasonDuplicatePrefix, false}}},
+		{"a prefix", [][]*Node{{node(1)}, {node(1), thief}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
+		{"a part of a prefix", [][]*Node{{node(1)}, {node(1), backdated(9, node(1, func(n *Node) { n.PodCIDRs = []string{"10.4.1.7/32"} }))}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
+		{"a prefix around it", [][]*Node{{node(1)}, {node(1), backdated(9, node(1, func(n *Node) { n.PodCIDRs = []string{"10.4.0.0/21"} }))}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
+		{"a key", [][]*Node{{node(1)}, {node(1), keyThief}}, []Peer{peer(1)}, []rejection{{"node-9", ReasonDuplicateKey, false}}},
+		{"for as long as it is claimed", [][]*Node{{node(1)}, {node(1), thief}, {node(1), thief}, {node(1), thief}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
+		{"also while the endpoint is bad", [][]*Node{
 			{node(1)}, {node(1, func(n *Node) { n.Endpoint = "" }), thief}, {node(1), thief},
 		}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
-		{"a node that is gone frees what it had", [][]Node{{node(1)}, {thief}}, []Peer{peer(9, "10.4.1.0/24", "10.4.9.0/24")}, nil},
-		{"and it comes back too late", [][]Node{{node(1)}, {thief}, {node(1), thief}}, []Peer{peer(9, "10.4.1.0/24", "10.4.9.0/24")}, []rejection{{"node-1", ReasonDuplicatePrefix, false}}},
-		{"another prefix frees the one before", [][]Node{
+		{"a node that is gone frees what it had", [][]*Node{{node(1)}, {thief}}, []Peer{peer(9, "10.4.1.0/24", "10.4.9.0/24")}, nil},
+		{"and it comes back too late", [][]*Node{{node(1)}, {thief}, {node(1), thief}}, []Peer{peer(9, "10.4.1.0/24", "10.4.9.0/24")}, []rejection{{"node-1", ReasonDuplicatePrefix, false}}},
+		{"another prefix frees the one before", [][]*Node{
 			{node(1)}, {node(1, func(n *Node) { n.PodCIDRs = []string{"10.4.3.0/24"} }), thief},
 		}, []Peer{peer(1, "10.4.3.0/24"), peer(9, "10.4.1.0/24", "10.4.9.0/24")}, nil},
-		{"another key frees the one before", [][]Node{
+		{"another key frees the one before", [][]*Node{
 			{node(1)}, {node(1, func(n *Node) { n.PublicKey = node(2).PublicKey }), keyThief},
 		}, []Peer{
 			func() Peer { p := peer(9); p.PublicKey = key(1); return p }(),
 			func() Peer { p := peer(1); p.PublicKey = key(2); return p }(),
 		}, nil},
-		{"a node that is recreated with its name", [][]Node{{node(1)}, {node(1, func(n *Node) { n.Created = epoch.Add(time.Hour) }), thief}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
-		{"one that takes its place under another name", [][]Node{
+		{"a node that is recreated with its name", [][]*Node{{node(1)}, {node(1, func(n *Node) { n.Created = epoch.Add(time.Hour) }), thief}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
+		{"one that takes its place under another name", [][]*Node{
 			{node(1)}, {node(2, func(n *Node) { n.PodCIDRs = node(1).PodCIDRs })},
 		}, []Peer{peer(2, "10.4.1.0/24")}, nil},
-		{"one prefix of several", [][]Node{
+		{"one prefix of several", [][]*Node{
 			{node(1, func(n *Node) { n.PodCIDRs = []string{"10.4.1.0/24", "10.4.9.0/24"} })},
 			{node(1, func(n *Node) { n.PodCIDRs = []string{"10.4.1.0/24"} }), thief},
 		}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
-		{"a prefix that is named twice", [][]Node{{node(1)}, {node(1, func(n *Node) { n.PodCIDRs = append(n.PodCIDRs, n.PodCIDRs...) })}}, []Peer{peer(1)}, nil},
+		{"a prefix that is named twice", [][]*Node{{node(1)}, {node(1, func(n *Node) { n.PodCIDRs = append(n.PodCIDRs, n.PodCIDRs...) })}}, []Peer{peer(1)}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var accepted Accepted
@@ -87,7 +87,7 @@ func TestAcceptedClaimsAreRetained(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 100 {
 		var accepted Accepted
-		all := map[int]Node{}
+		all := map[int]*Node{}
 		for range 30 {
 			n := 1 + random.IntN(6)
 			if random.IntN(5) == 0 {
@@ -105,23 +105,23 @@ func TestAcceptedClaimsAreRetained(t *testing.T) {
 					}
 				})
 			}
-			var nodes []Node
+			var nodes []*Node
 			for _, n := range all {
 				nodes = append(nodes, n)
 			}
 			peers, rejected, now := DesiredAfter(accepted, nodes, rules)
 			checkPeers(t, peers, rules)
-			claims := func(name string, claims func(*parsed) bool) bool {
-				return slices.ContainsFunc(nodes, func(n Node) bool { return n.Name == name && claims(parse(n, 0)) })
+			claims := func(name string, claims func(*Node) bool) bool {
+				return slices.ContainsFunc(nodes, func(n *Node) bool { return n.Name == name && claims(n.parse(0)) })
 			}
 			for k, owner := range accepted.keys {
-				if next := now.keys[k]; next != owner && claims(owner, func(r *parsed) bool { return r.keyErr == nil && r.key == k }) {
+				if next := now.keys[k]; next != owner && claims(owner, func(r *Node) bool { return r.keyErr == nil && r.key == k }) {
 					t.Fatalf("key %s went from %s to %q", k, owner, next)
 				}
 			}
 			for owner, prefixes := range accepted.prefixes {
 				for _, p := range prefixes {
-					if !now.hasPrefix(owner, p) && claims(owner, func(r *parsed) bool { return slices.Contains(r.prefixes, p) }) {
+					if !now.hasPrefix(owner, p) && claims(owner, func(r *Node) bool { return slices.Contains(r.prefixes, p) }) {
 						t.Fatalf("prefix %s has left %s, which claims it", p, owner)
 					}
 				}
@@ -160,10 +160,10 @@ func TestControllerStoresAccepted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r := &remote{nodes: []Node{node(1)}, synced: true}
+	r := &remote{nodes: []*Node{node(1)}, synced: true}
 	c := start(t, &device{}, r, store(), io.Discard)
 	reconcile(t, c)
-	r.nodes = []Node{node(1), thief}
+	r.nodes = []*Node{node(1), thief}
 	expect(c, SourceAPI)
 	// A process that starts while the remote's API server is unreachable, and one that syncs
 	// first.
@@ -182,7 +182,7 @@ func TestControllerStoresAccepted(t *testing.T) {
 	d.err = nil
 	expect(c, SourceAPI)
 	// The node was deleted.
-	r.nodes = []Node{thief}
+	r.nodes = []*Node{thief}
 	want = []Peer{peer(9, "10.4.1.0/24", "10.4.9.0/24")}
 	expect(c, SourceAPI)
 }
@@ -192,7 +192,7 @@ func TestControllerStoresAccepted(t *testing.T) {
 func TestStoreOfOtherVersions(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "wireguard.gcp.peers.json")
-	r := &remote{nodes: []Node{node(1), node(2)}, synced: true}
+	r := &remote{nodes: []*Node{node(1), node(2)}, synced: true}
 	c := start(t, &device{}, r, NewStore(dir, "wireguard.gcp", "gcp"), io.Discard)
 	reconcile(t, c)
 	if err := c.Save(t.Context()); err != nil {
@@ -203,15 +203,15 @@ func TestStoreOfOtherVersions(t *testing.T) {
 		t.Fatal(err)
 	}
 	type file struct {
-		Version int    `json:"version"`
-		Cluster string `json:"cluster"`
-		Nodes   []Node `json:"nodes"`
+		Version int     `json:"version"`
+		Cluster string  `json:"cluster"`
+		Nodes   []*Node `json:"nodes"`
 	}
 	var before file
 	if err := json.Unmarshal(data, &before); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(file{1, "gcp", []Node{node(1), node(2)}}, before, comparers); diff != "" {
+	if diff := cmp.Diff(file{1, "gcp", []*Node{node(1), node(2)}}, before, comparers); diff != "" {
 		t.Errorf("what the version before reads (-want +got):\n%s", diff)
 	}
 

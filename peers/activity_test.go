@@ -12,7 +12,7 @@ import (
 
 func TestActivity(t *testing.T) {
 	now := time.Now()
-	d, r := &device{statuses: map[tunnel.Key]tunnel.PeerStatus{}}, &remote{nodes: []Node{node(1), node(2), node(3)}, synced: true}
+	d, r := &device{statuses: map[tunnel.Key]tunnel.PeerStatus{}}, &remote{nodes: []*Node{node(1), node(2), node(3)}, synced: true}
 	c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), new(strings.Builder))
 	reconcile(t, c)
 	see := func(n byte, rx, tx int64, handshake time.Time) {

@@ -13,12 +13,12 @@ import (
 func given(prefixes ...string) func(*Node) { return func(n *Node) { n.Allocated = prefixes } }
 
 // calico is a node that publishes its pods' address blocks and doesn't use its allocation.
-func calico(n int, blocks ...string) Node {
+func calico(n int, blocks ...string) *Node {
 	return node(n, with(blocks...), given(fmt.Sprintf("10.4.%d.0/24", n)))
 }
 
 // thief is the oldest node, which has a prefix of its own and publishes others.
-func thief(prefixes ...string) Node {
+func thief(prefixes ...string) *Node {
 	return node(9, with(prefixes...), given("10.4.9.0/24"), aged(100))
 }
 
@@ -33,48 +33,48 @@ func TestAllocations(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		// what the remote says, one after the other; the last one counts.
-		said     [][]Node
+		said     [][]*Node
 		want     []Peer
 		rejected []rejection
 		borrowed bool
 	}{
-		{"all of the subnets are published by the oldest node", [][]Node{{node(1), node(2), thief("10.4.0.0/16")}},
+		{"all of the subnets are published by the oldest node", [][]*Node{{node(1), node(2), thief("10.4.0.0/16")}},
 			[]Peer{peer(1), peer(2)}, duplicate("node-9"), true},
-		{"what another node was given", [][]Node{{node(1), thief("10.4.1.0/24", "10.4.9.0/24")}},
+		{"what another node was given", [][]*Node{{node(1), thief("10.4.1.0/24", "10.4.9.0/24")}},
 			[]Peer{peer(1), peer(9)}, []rejection{some}, true},
-		{"a part of it", [][]Node{{node(1), thief("10.4.1.128/25", "10.4.9.0/24")}},
+		{"a part of it", [][]*Node{{node(1), thief("10.4.1.128/25", "10.4.9.0/24")}},
 			[]Peer{peer(1), peer(9)}, []rejection{some}, true},
-		{"a single address of it, where none are borrowed", [][]Node{{node(1), thief("10.4.1.7/32", "10.4.9.0/24")}},
+		{"a single address of it, where none are borrowed", [][]*Node{{node(1), thief("10.4.1.7/32", "10.4.9.0/24")}},
 			[]Peer{peer(1), peer(9)}, []rejection{some}, false},
-		{"that of a node to come", [][]Node{{thief("10.4.1.0/24")}, {node(1), thief("10.4.1.0/24")}},
+		{"that of a node to come", [][]*Node{{thief("10.4.1.0/24")}, {node(1), thief("10.4.1.0/24")}},
 			[]Peer{peer(1)}, duplicate("node-9"), true},
-		{"that of a node to come, in a wider one", [][]Node{{thief("10.4.0.0/21")}, {node(1), thief("10.4.0.0/21")}},
+		{"that of a node to come, in a wider one", [][]*Node{{thief("10.4.0.0/21")}, {node(1), thief("10.4.0.0/21")}},
 			[]Peer{peer(1)}, duplicate("node-9"), true},
-		{"that of a node that is replaced", [][]Node{
+		{"that of a node that is replaced", [][]*Node{
 			{node(1), node(2), thief("10.4.1.0/24")}, {node(2), thief("10.4.1.0/24")},
 			{node(2), node(3, func(n *Node) { n.PodCIDRs = []string{"10.4.1.0/24"} }), thief("10.4.1.0/24")},
 		}, []Peer{peer(2), peer(3, "10.4.1.0/24")}, duplicate("node-9"), true},
-		{"what was given to no node", [][]Node{{node(1), thief("10.4.7.0/24")}}, []Peer{peer(1), peer(9, "10.4.7.0/24")}, nil, true},
-		{"a node publishes what it was given", [][]Node{{node(1, with("10.4.1.0/26", "10.4.1.64/26"), given("10.4.1.0/24")), thief("10.4.1.0/26")}},
+		{"what was given to no node", [][]*Node{{node(1), thief("10.4.7.0/24")}}, []Peer{peer(1), peer(9, "10.4.7.0/24")}, nil, true},
+		{"a node publishes what it was given", [][]*Node{{node(1, with("10.4.1.0/26", "10.4.1.64/26"), given("10.4.1.0/24")), thief("10.4.1.0/26")}},
 			[]Peer{peer(1, "10.4.1.0/26", "10.4.1.64/26")}, duplicate("node-9"), true},
-		{"it was given to two: age decides", [][]Node{{node(1), node(2, func(n *Node) { n.PodCIDRs = []string{"10.4.1.0/24"} })}},
+		{"it was given to two: age decides", [][]*Node{{node(1), node(2, func(n *Node) { n.PodCIDRs = []string{"10.4.1.0/24"} })}},
 			[]Peer{peer(1)}, duplicate("node-2"), true},
-		{"in what a node isn't using", [][]Node{{calico(1, "10.4.2.0/26"), calico(2, "10.4.1.0/26")}},
+		{"in what a node isn't using", [][]*Node{{calico(1, "10.4.2.0/26"), calico(2, "10.4.1.0/26")}},
 			[]Peer{peer(1, "10.4.2.0/26"), peer(2, "10.4.1.0/26")}, nil, true},
-		{"what most nodes don't use says nothing", [][]Node{
+		{"what most nodes don't use says nothing", [][]*Node{
 			{calico(1, "10.4.9.0/26"), calico(2, "10.4.9.64/26"), thief("10.4.1.0/26")},
 			{calico(1, "10.4.9.0/26"), calico(2, "10.4.9.64/26"), node(9, aged(100))},
 		}, []Peer{peer(1, "10.4.9.0/26"), peer(2, "10.4.9.64/26")}, duplicate("node-9"), true},
-		{"what few nodes have says nothing", [][]Node{{
+		{"what few nodes have says nothing", [][]*Node{{
 			node(1, with("10.4.9.0/26")), node(2, with("10.4.9.64/26")),
 			node(9, aged(100), func(n *Node) { n.PodCIDRs = []string{"10.4.0.0/16"} }),
 		}}, []Peer{peer(1, "10.4.9.0/26"), peer(2, "10.4.9.64/26")}, duplicate("node-9"), true},
-		{"a node in conflict with several comes last", [][]Node{{
+		{"a node in conflict with several comes last", [][]*Node{{
 			calico(1, "10.4.101.0/26"), calico(2, "10.4.102.0/26"), calico(3, "10.4.103.0/26"), thief("10.4.101.0/26", "10.4.102.0/28", "10.4.103.0/26"),
 		}}, []Peer{peer(1, "10.4.101.0/26"), peer(2, "10.4.102.0/26"), peer(3, "10.4.103.0/26")}, duplicate("node-9"), true},
-		{"also about all that there is", [][]Node{{calico(1, "10.4.101.0/26"), calico(2, "10.4.102.0/26"), thief("10.4.0.0/16")}},
+		{"also about all that there is", [][]*Node{{calico(1, "10.4.101.0/26"), calico(2, "10.4.102.0/26"), thief("10.4.0.0/16")}},
 			[]Peer{peer(1, "10.4.101.0/26"), peer(2, "10.4.102.0/26")}, duplicate("node-9"), true},
-		{"and about single addresses", [][]Node{{
+		{"and about single addresses", [][]*Node{{
 			node(1, with("10.4.200.1/32")), node(2, with("10.4.200.2/32")), node(9, with("10.4.200.1/32", "10.4.200.2/32"), aged(100)),
 		}}, []Peer{peer(1, "10.4.200.1/32"), peer(2, "10.4.200.2/32")}, duplicate("node-9"), true},
 	} {
@@ -102,7 +102,7 @@ func TestAllocations(t *testing.T) {
 // accepted state the older of the two nodes gets the key, and only the other one is
 // rejected.
 func TestCopiedKeyRejectsOneNodeAtMost(t *testing.T) {
-	nodes := []Node{node(1), node(2), node(3)}
+	nodes := []*Node{node(1), node(2), node(3)}
 	hostile := node(9, aged(100), func(n *Node) { n.PublicKey = node(1).PublicKey })
 	taken := peer(9)
 	taken.PublicKey = key(1)
@@ -129,7 +129,7 @@ func TestHostileNodeTakesNoAllocation(t *testing.T) {
 		rules := borrowing()
 		rules.Borrowed = random.IntN(2) == 0
 		rules.MaxAllowedIPs = []int{0, 16}[random.IntN(2)]
-		victims := make([]Node, 1+random.IntN(5))
+		victims := make([]*Node, 1+random.IntN(5))
 		for i := range victims {
 			victims[i] = node(i+1, aged(random.IntN(50)))
 			if random.IntN(3) == 0 {
@@ -145,9 +145,9 @@ func TestHostileNodeTakesNoAllocation(t *testing.T) {
 		if len(victims) > 1 && random.IntN(4) == 0 {
 			hostile.Allocated = nil
 		}
-		_, _, first := DesiredAfter(Accepted{}, []Node{hostile}, rules)
-		_, _, some := DesiredAfter(first, slices.Concat([]Node{hostile}, victims[:len(victims)/2]), rules)
-		all := slices.Concat(victims, []Node{hostile})
+		_, _, first := DesiredAfter(Accepted{}, []*Node{hostile}, rules)
+		_, _, some := DesiredAfter(first, slices.Concat([]*Node{hostile}, victims[:len(victims)/2]), rules)
+		all := slices.Concat(victims, []*Node{hostile})
 		for name, before := range map[string]Accepted{"without memory": {}, "after the hostile one": first, "after some of them": some} {
 			random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 			peers, rejected, accepted := DesiredAfter(before, all, rules)
@@ -170,8 +170,8 @@ func TestHostileNodeTakesNoAllocation(t *testing.T) {
 // spec.podCIDRs: its kubelet writes it in a cluster whose control plane allocates none, or
 // as many nodes use their allocation as don't.
 func TestAllocationWrittenLater(t *testing.T) {
-	calicos := func(n, given int) []Node {
-		var nodes []Node
+	calicos := func(n, given int) []*Node {
+		var nodes []*Node
 		for i := range n {
 			own := node(i+1, func(n *Node) { n.Published = true })
 			if i < given {
@@ -184,7 +184,7 @@ func TestAllocationWrittenLater(t *testing.T) {
 	nothing := calico(8)
 	nothing.Published, nothing.PodCIDRs = true, nil
 	for name, c := range map[string]struct {
-		nodes  []Node
+		nodes  []*Node
 		claims string
 	}{
 		"of two":                             {calicos(2, 0), "10.4.1.0/24"},
@@ -202,7 +202,9 @@ func TestAllocationWrittenLater(t *testing.T) {
 			if len(nodes) == 10 {
 				thief = 9
 			}
-			nodes[thief].PodCIDRs, nodes[thief].Allocated, nodes[thief].cache = []string{c.claims}, []string{c.claims}, nil
+			changed := *nodes[thief]
+			changed.PodCIDRs, changed.Allocated = []string{c.claims}, []string{c.claims}
+			nodes[thief] = &changed
 			after, rejected, _ := DesiredAfter(accepted, nodes, rules)
 			for _, p := range before {
 				if p.Node != nodes[thief].Name && !slices.ContainsFunc(after, func(q Peer) bool { return q.Node == p.Node && slices.Equal(q.AllowedIPs, p.AllowedIPs) }) {
@@ -220,7 +222,7 @@ func TestLaterAllocationWithAnEvenVote(t *testing.T) {
 		rules := borrowing()
 		rules.Borrowed = borrowed
 		thief := node(9, with("10.4.1.0/24"), given("10.4.9.0/24"))
-		others := []Node{node(2), node(3, with("10.4.3.0/24", "10.4.33.0/24"), given("10.4.3.0/24"))}
+		others := []*Node{node(2), node(3, with("10.4.3.0/24", "10.4.33.0/24"), given("10.4.3.0/24"))}
 		_, _, accepted := DesiredAfter(Accepted{}, append(slices.Clone(others), thief), rules)
 		peers, rejected, _ := DesiredAfter(accepted, append(slices.Clone(others), thief, node(1)), rules)
 		if !slices.ContainsFunc(peers, func(p Peer) bool { return p.Node == "node-1" && slices.Equal(p.AllowedIPs, prefixes("10.4.1.0/24")) }) {
@@ -237,7 +239,7 @@ func TestOneHostileNodeTakesFromOneAtMost(t *testing.T) {
 	for range 2000 {
 		rules := borrowing()
 		rules.Borrowed = random.IntN(2) == 0
-		victims := make([]Node, 3+random.IntN(3))
+		victims := make([]*Node, 3+random.IntN(3))
 		for i := range victims {
 			victims[i] = calico(i+1, fmt.Sprintf("10.4.%d.0/26", 100+i), fmt.Sprintf("10.4.%d.64/26", 100+random.IntN(2)+i))
 			victims[i].PodCIDRs[1] = fmt.Sprintf("10.4.%d.%d/26", 100+i, 64*(1+random.IntN(3)))

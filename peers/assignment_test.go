@@ -37,37 +37,37 @@ func TestSingleAddresses(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		// what the remote says, one after the other; the last one counts.
-		said     [][]Node
+		said     [][]*Node
 		want     []Peer
 		rejected []rejection
 	}{
 		{"in another node's prefix: the node that publishes it",
-			[][]Node{{node(1), node(2, with("10.4.2.0/24", address))}}, []Peer{peer(1), peer(2, address, "10.4.2.0/24")}, nil},
+			[][]*Node{{node(1), node(2, with("10.4.2.0/24", address))}}, []Peer{peer(1), peer(2, address, "10.4.2.0/24")}, nil},
 		{"of IPv6, too",
-			[][]Node{{node(1, with("fd04::1:0/112")), node(2, with("fd04::1:9/128"))}}, []Peer{peer(1, "fd04::1:0/112"), peer(2, "fd04::1:9/128")}, nil},
+			[][]*Node{{node(1, with("fd04::1:0/112")), node(2, with("fd04::1:9/128"))}}, []Peer{peer(1, "fd04::1:0/112"), peer(2, "fd04::1:9/128")}, nil},
 		{"accepted before the prefix around it",
-			[][]Node{{node(2, with(address))}, {node(1), node(2, with(address))}}, []Peer{peer(1), peer(2, address)}, nil},
-		{"outside of all prefixes", [][]Node{{node(2, with(address))}}, []Peer{peer(2, address)}, nil},
-		{"which ends", [][]Node{{node(1), node(2, with("10.4.2.0/24", address))}, {node(1), node(2)}}, []Peer{peer(1), peer(2)}, nil},
+			[][]*Node{{node(2, with(address))}, {node(1), node(2, with(address))}}, []Peer{peer(1), peer(2, address)}, nil},
+		{"outside of all prefixes", [][]*Node{{node(2, with(address))}}, []Peer{peer(2, address)}, nil},
+		{"which ends", [][]*Node{{node(1), node(2, with("10.4.2.0/24", address))}, {node(1), node(2)}}, []Peer{peer(1), peer(2)}, nil},
 		{"twice, outside of all prefixes, at first: the older",
-			[][]Node{{node(1, with(address)), node(2, with(address), aged(1))}}, []Peer{peer(2, address)}, []rejection{{"node-1", ReasonDuplicatePrefix, false}}},
+			[][]*Node{{node(1, with(address)), node(2, with(address), aged(1))}}, []Peer{peer(2, address)}, []rejection{{"node-1", ReasonDuplicatePrefix, false}}},
 		{"twice: the former owner",
-			[][]Node{{node(1, with(address))}, {node(1, with(address)), node(2, with(address), aged(1))}}, []Peer{peer(1, address)}, []rejection{{"node-2", ReasonDuplicatePrefix, false}}},
+			[][]*Node{{node(1, with(address))}, {node(1, with(address)), node(2, with(address), aged(1))}}, []Peer{peer(1, address)}, []rejection{{"node-2", ReasonDuplicatePrefix, false}}},
 		{"twice: in whose prefix it lies, though the other had it",
-			[][]Node{{node(1), node(2, with(address))}, {node(1, with("10.4.1.0/24", address)), node(2, with(address), aged(1))}},
+			[][]*Node{{node(1), node(2, with(address))}, {node(1, with("10.4.1.0/24", address)), node(2, with(address), aged(1))}},
 			[]Peer{peer(1, "10.4.1.0/24", address)}, []rejection{{"node-2", ReasonDuplicatePrefix, false}}},
 		{"twice: in whose prefix it lies, at first",
-			[][]Node{{node(1, with("10.4.1.0/24", address)), node(2, with("10.4.2.0/24", address), aged(1))}},
+			[][]*Node{{node(1, with("10.4.1.0/24", address)), node(2, with("10.4.2.0/24", address), aged(1))}},
 			[]Peer{peer(1, "10.4.1.0/24", address), peer(2)}, []rejection{{"node-2", ReasonDuplicatePrefix, true}}},
 		{"twice: a prefix that is another's doesn't count",
-			[][]Node{{node(1)}, {node(1), node(2, with(address))}, {node(1), node(2, with(address)), node(3, with("10.4.1.0/25", address, "10.4.3.0/24"), aged(1))}},
+			[][]*Node{{node(1)}, {node(1), node(2, with(address))}, {node(1), node(2, with(address)), node(3, with("10.4.1.0/25", address, "10.4.3.0/24"), aged(1))}},
 			[]Peer{peer(1), peer(2, address), peer(3)}, []rejection{{"node-3", ReasonDuplicatePrefix, true}, {"node-3", ReasonDuplicatePrefix, true}}},
-		{"which moves", [][]Node{{node(1, with(address)), node(2)}, {node(1, with()), node(2, with("10.4.2.0/24", address))}},
+		{"which moves", [][]*Node{{node(1, with(address)), node(2)}, {node(1, with()), node(2, with("10.4.2.0/24", address))}},
 			[]Peer{none, peer(2, address, "10.4.2.0/24")}, nil},
 		{"a larger prefix inside another's is rejected",
-			[][]Node{{node(1), node(2, with("10.4.2.0/24", "10.4.1.6/31"))}}, []Peer{peer(1), peer(2)}, []rejection{{"node-2", ReasonDuplicatePrefix, true}}},
-		{"outside the remote's subnets", [][]Node{{node(2, with("10.9.1.7/32"))}}, nil, []rejection{{"node-2", ReasonPodCIDR, false}}},
-		{"of a node that has none at all", [][]Node{{node(1, with())}}, []Peer{none}, nil},
+			[][]*Node{{node(1), node(2, with("10.4.2.0/24", "10.4.1.6/31"))}}, []Peer{peer(1), peer(2)}, []rejection{{"node-2", ReasonDuplicatePrefix, true}}},
+		{"outside the remote's subnets", [][]*Node{{node(2, with("10.9.1.7/32"))}}, nil, []rejection{{"node-2", ReasonPodCIDR, false}}},
+		{"of a node that has none at all", [][]*Node{{node(1, with())}}, []Peer{none}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var accepted Accepted
@@ -90,11 +90,11 @@ func TestSingleAddresses(t *testing.T) {
 // and off, while another node claims that address all the time.
 func TestFlappingClaimDoesntMoveAnAddress(t *testing.T) {
 	rules := borrowing()
-	on := []Node{node(1, with("10.4.1.0/24", "10.4.1.7/32")), node(2, with("10.4.1.7/32"))}
-	off := []Node{node(1), node(2, with("10.4.1.7/32"))}
+	on := []*Node{node(1, with("10.4.1.0/24", "10.4.1.7/32")), node(2, with("10.4.1.7/32"))}
+	off := []*Node{node(1), node(2, with("10.4.1.7/32"))}
 	var accepted Accepted
 	var rejected []Rejection
-	decide := func(nodes []Node, after time.Duration) string {
+	decide := func(nodes []*Node, after time.Duration) string {
 		t.Helper()
 		rules.Now = rules.Now.Add(after)
 		var peers []Peer
@@ -140,13 +140,13 @@ func TestPrefixesOfAllNodesAreBounded(t *testing.T) {
 		}
 		return all
 	}
-	first := []Node{node(5, with(singles(5, 3)...))}
+	first := []*Node{node(5, with(singles(5, 3)...))}
 	peers, rejected, accepted := DesiredAfter(Accepted{}, first, rules)
 	if len(peers) != 1 || len(rejected) != 0 {
 		t.Fatalf("%+v %+v", peers, rejected)
 	}
 	// An older node joins: accepted prefixes stay, and it gets the rest.
-	all := slices.Concat(first, []Node{node(1, with(singles(1, 3)...))})
+	all := slices.Concat(first, []*Node{node(1, with(singles(1, 3)...))})
 	peers, rejected, accepted = DesiredAfter(accepted, all, rules)
 	if want := []Peer{peer(1, singles(1, 1)...), peer(5, singles(5, 3)...)}; !cmp.Equal(want, peers, comparers) {
 		t.Errorf("peers (-want +got):\n%s", cmp.Diff(want, peers, comparers))
@@ -195,7 +195,7 @@ func TestNodeForReadsTheAnnotation(t *testing.T) {
 	text := "10.4.7.0/26"
 	much := object(&text)
 	much.Spec.PodCIDRs = slices.Repeat(much.Spec.PodCIDRs, 1000)
-	if n, _ := NodeFor("aws", 4)(much); !slices.Equal(n.Allocated, []string{"10.4.1.0/24", "10.4.1.0/24"}) || n.Equal(Node{}) {
+	if n, _ := NodeFor("aws", 4)(much); !slices.Equal(n.Allocated, []string{"10.4.1.0/24", "10.4.1.0/24"}) || n.Equal(&Node{}) {
 		t.Errorf("given: %q", n.Allocated)
 	}
 	if n, _ := NodeFor("aws", 4)(object(nil)); n.Allocated != nil || n.Published || !slices.Equal(n.PodCIDRs, []string{"10.4.1.0/24"}) {
@@ -207,7 +207,7 @@ func TestNodeForReadsTheAnnotation(t *testing.T) {
 func TestContested(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	for range 500 {
-		var nodes []claimant
+		var nodes []*Node
 		for i := range 1 + random.IntN(5) {
 			var texts []string
 			for range random.IntN(6) {
@@ -215,7 +215,7 @@ func TestContested(t *testing.T) {
 				texts = append(texts, fmt.Sprintf("fd04::%d:%d/%d", random.IntN(2), random.IntN(3), []int{128, 112, 64, 48}[random.IntN(4)]))
 			}
 			n := node(i+1, with(texts...))
-			nodes = append(nodes, claimant{Node: &n, parsed: parse(n, 0)})
+			nodes = append(nodes, n.parse(0))
 		}
 		for _, alone := range []bool{false, true} {
 			want := map[netip.Prefix]struct{}{}
@@ -231,7 +231,12 @@ func TestContested(t *testing.T) {
 					}
 				}
 			}
-			if diff := cmp.Diff(want, contested(nodes, alone), comparers); diff != "" {
+			s := newAssignment(Accepted{}, nodes, &Rules{Borrowed: !alone})
+			got := map[netip.Prefix]struct{}{}
+			for p := range s.contests {
+				got[p] = struct{}{}
+			}
+			if diff := cmp.Diff(want, got, comparers); diff != "" {
 				t.Fatalf("alone %v, of %v (-want +got):\n%s", alone, nodes, diff)
 			}
 		}
@@ -246,7 +251,7 @@ func TestRandomHistoriesOfSingleAddresses(t *testing.T) {
 	for range 100 {
 		rules := borrowing()
 		var accepted Accepted
-		all := map[int]Node{}
+		all := map[int]*Node{}
 		for range 30 {
 			rules.Now = rules.Now.Add(time.Duration(random.IntN(40)) * time.Second)
 			if n := 1 + random.IntN(5); random.IntN(6) == 0 {
@@ -261,7 +266,7 @@ func TestRandomHistoriesOfSingleAddresses(t *testing.T) {
 				}
 				all[n] = node(n, with(prefixes...), aged(random.IntN(5)))
 			}
-			var nodes []Node
+			var nodes []*Node
 			for _, n := range all {
 				nodes = append(nodes, n)
 			}
@@ -276,7 +281,7 @@ func TestRandomHistoriesOfSingleAddresses(t *testing.T) {
 				}
 			}
 			for i := range nodes {
-				for _, p := range parse(nodes[i], 0).prefixes {
+				for _, p := range nodes[i].parse(0).prefixes {
 					if _, held := holders[p]; !held && p.IsSingleIP() {
 						t.Fatalf("%s is at no peer: %+v", p, rejected)
 					}
@@ -326,8 +331,8 @@ func FuzzPodCIDRs(f *testing.F) {
 				t.Fatalf("%d bytes of one prefix are kept", len(part))
 			}
 		}
-		_, _, accepted := DesiredAfter(Accepted{}, []Node{victim}, rules)
-		peers, rejected, _ := DesiredAfter(accepted, []Node{victim, hostile}, rules)
+		_, _, accepted := DesiredAfter(Accepted{}, []*Node{victim}, rules)
+		peers, rejected, _ := DesiredAfter(accepted, []*Node{victim, hostile}, rules)
 		i := slices.IndexFunc(peers, func(p Peer) bool { return p.Node == "node-1" })
 		if i < 0 || !slices.Equal(peers[i].AllowedIPs, prefixes("10.4.1.0/24", "10.4.3.3/32")) {
 			t.Fatalf("the victim has lost something: %+v %+v", peers, rejected)
@@ -349,9 +354,9 @@ func FuzzPodCIDRs(f *testing.F) {
 				}
 			}
 		}
-		_, _, accepted = DesiredAfter(Accepted{}, []Node{hostile}, rules)
+		_, _, accepted = DesiredAfter(Accepted{}, []*Node{hostile}, rules)
 		for _, before := range []Accepted{{}, accepted} {
-			peers, rejected, _ := DesiredAfter(before, []Node{hostile, node(1), node(2)}, rules)
+			peers, rejected, _ := DesiredAfter(before, []*Node{hostile, node(1), node(2)}, rules)
 			for _, want := range []Peer{peer(1), peer(2)} {
 				if !slices.ContainsFunc(peers, func(p Peer) bool { return differ(p, want) == "" }) {
 					t.Fatalf("%s has lost what it was given: %+v %+v", want.Node, peers, rejected)

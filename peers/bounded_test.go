@@ -35,7 +35,7 @@ func TestNumberOfPeersIsBounded(t *testing.T) {
 			}
 		}
 	}
-	crowd := []Node{node(5), node(6)}
+	crowd := []*Node{node(5), node(6)}
 	peers, rejected, accepted := DesiredAfter(Accepted{}, crowd, bounded)
 	want("room for all", peers, rejected, "node-5", "node-6")
 	for n := 10; n < 30; n++ {
@@ -82,7 +82,7 @@ func TestPrefixesOfANodeAreBounded(t *testing.T) {
 	if len(n.PodCIDRs) != maxPrefixes+1 {
 		t.Errorf("%d prefixes are kept", len(n.PodCIDRs))
 	}
-	peers, rejected := Desired([]Node{n}, rules)
+	peers, rejected := Desired([]*Node{n}, rules)
 	if len(peers) != 1 || len(peers[0].AllowedIPs) != maxPrefixes {
 		t.Errorf("peers are %+v", peers)
 	}
@@ -91,12 +91,12 @@ func TestPrefixesOfANodeAreBounded(t *testing.T) {
 	}
 	if n, _ := trim(object(many("10.4.%d.%d/32", maxPrefixes))); len(n.PodCIDRs) != maxPrefixes {
 		t.Errorf("%d prefixes are kept", len(n.PodCIDRs))
-	} else if _, rejected := Desired([]Node{n}, rules); len(rejected) != 0 {
+	} else if _, rejected := Desired([]*Node{n}, rules); len(rejected) != 0 {
 		t.Errorf("rejected is %+v", rejected)
 	}
 
 	n, _ = trim(object(many("10.99.%d.%d/32", 50_000)))
-	_, rejected = Desired([]Node{n}, rules)
+	_, rejected = Desired([]*Node{n}, rules)
 	if len(rejected) != maxRefused || !strings.Contains(rejected[maxRefused-1].Detail, fmt.Sprintf("; and %d more", maxPrefixes+1-maxRefused)) {
 		t.Errorf("%d are rejected: %+v", len(rejected), rejected)
 	}

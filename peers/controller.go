@@ -44,7 +44,7 @@ type ControllerConfig struct {
 	Cluster string // the remote
 	Device  Device
 	// Nodes returns the remote's nodes, and whether they are synced since start.
-	Nodes func() ([]Node, bool)
+	Nodes func() ([]*Node, bool)
 	// Rules returns the current bounds of trust.
 	Rules func() Rules
 	// Fresh, unless nil, is called when Reconcile has configured new peers, for
@@ -67,7 +67,7 @@ type Controller struct {
 	cfg ControllerConfig
 	log *slog.Logger
 
-	restored          []Node                  // last applied, from disk
+	restored          []*Node                 // last applied, from disk
 	restoredEndpoints map[netip.Addr]struct{} // endpoints of restored
 	accepted          Accepted
 	queued            bool // nodes of the API were queued for Save since start
@@ -107,7 +107,7 @@ type State struct {
 // applied is what Reconcile applied, for Save. It is immutable.
 type applied struct {
 	accepted Accepted
-	nodes    []Node
+	nodes    []*Node
 	peers    []Peer
 }
 

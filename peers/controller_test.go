@@ -79,7 +79,7 @@ func (d *device) Configure(_ context.Context, want []tunnel.Peer) (tunnel.Change
 
 // remote is the state of the remote's API server.
 type remote struct {
-	nodes  []Node
+	nodes  []*Node
 	synced bool
 }
 
@@ -87,7 +87,7 @@ func start(t *testing.T, d *device, r *remote, store *Store, logs io.Writer) *Co
 	t.Helper()
 	return NewController(ControllerConfig{
 		Cluster: "gcp", Device: d, Store: store,
-		Nodes:  func() ([]Node, bool) { return r.nodes, r.synced },
+		Nodes:  func() ([]*Node, bool) { return r.nodes, r.synced },
 		Rules:  func() Rules { return rules },
 		Logger: slog.New(slog.NewTextHandler(logs, nil)),
 	})
@@ -109,7 +109,7 @@ func reconcile(t *testing.T, c *Controller) {
 }
 
 func TestControllerFollowsTheRemote(t *testing.T) {
-	d, r := &device{}, &remote{nodes: []Node{node(1), node(2)}, synced: true}
+	d, r := &device{}, &remote{nodes: []*Node{node(1), node(2)}, synced: true}
 	var logs strings.Builder
 	c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), &logs)
 	reconcile(t, c)
@@ -126,7 +126,7 @@ func TestControllerFollowsTheRemote(t *testing.T) {
 		t.Errorf("a pass that changed nothing logged %q", logs.String())
 	}
 
-	r.nodes = []Node{node(2, func(n *Node) { n.PublicKey = "" }), node(3), node(2)}
+	r.nodes = []*Node{node(2, func(n *Node) { n.PublicKey = "" }), node(3), node(2)}
 	r.nodes[0].Name = "bad"
 	reconcile(t, c)
 	if diff := cmp.Diff([]tunnel.Key{key(2), key(3)}, d.keys()); diff != "" {
@@ -161,7 +161,7 @@ func TestControllerWaits(t *testing.T) {
 		}
 	})
 	t.Run("for the device", func(t *testing.T) {
-		d, r := &device{gone: true}, &remote{nodes: []Node{node(1)}, synced: true}
+		d, r := &device{gone: true}, &remote{nodes: []*Node{node(1)}, synced: true}
 		c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), io.Discard)
 		reconcile(t, c)
 		if d.calls != 0 {
@@ -172,7 +172,7 @@ func TestControllerWaits(t *testing.T) {
 
 func TestControllerStartsFromDisk(t *testing.T) {
 	dir := t.TempDir()
-	d, r := &device{}, &remote{nodes: []Node{node(1), node(2), node(3, func(n *Node) { n.Endpoint = "127.0.0.1:1" })}, synced: true}
+	d, r := &device{}, &remote{nodes: []*Node{node(1), node(2), node(3, func(n *Node) { n.Endpoint = "127.0.0.1:1" })}, synced: true}
 	c := start(t, d, r, NewStore(dir, "wireguard.gcp", "gcp"), io.Discard)
 	reconcile(t, c)
 	if err := c.Save(t.Context()); err != nil {
@@ -192,7 +192,7 @@ func TestControllerStartsFromDisk(t *testing.T) {
 	if got := c.State().Source; got != SourceDisk {
 		t.Errorf("source %s", got)
 	}
-	r.nodes, r.synced = []Node{node(2)}, true
+	r.nodes, r.synced = []*Node{node(2)}, true
 	reconcile(t, c)
 	if diff := cmp.Diff([]tunnel.Key{key(2)}, d.keys()); diff != "" {
 		t.Errorf("once the remote answers (-want +got):\n%s", diff)
@@ -200,7 +200,7 @@ func TestControllerStartsFromDisk(t *testing.T) {
 }
 
 func TestControllerRetriesAfterAnError(t *testing.T) {
-	d, r := &device{err: os.ErrPermission}, &remote{nodes: []Node{node(1)}, synced: true}
+	d, r := &device{err: os.ErrPermission}, &remote{nodes: []*Node{node(1)}, synced: true}
 	c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), io.Discard)
 	if err := c.Reconcile(t.Context()); !errors.Is(err, os.ErrPermission) {
 		t.Fatalf("got %v", err)
@@ -259,7 +259,7 @@ semaphore_wg_rejected_node_info{cluster="gcp",node="bad",reason="endpoint"} 1
 // cluster, against which endpoints are checked, are unknown.
 func TestAcceptedEndpointsAreUsedBeforeLocalIsKnown(t *testing.T) {
 	dir := t.TempDir()
-	d, r := &device{}, &remote{nodes: []Node{node(1)}, synced: true}
+	d, r := &device{}, &remote{nodes: []*Node{node(1)}, synced: true}
 	c := start(t, d, r, NewStore(dir, "wireguard.gcp", "gcp"), io.Discard)
 	reconcile(t, c)
 	save := func() {
@@ -273,10 +273,10 @@ func TestAcceptedEndpointsAreUsedBeforeLocalIsKnown(t *testing.T) {
 	now := rules
 	now.LocalUnknown = true
 	restart := func() {
-		d, r = &device{}, &remote{nodes: []Node{node(1), node(2)}, synced: true}
+		d, r = &device{}, &remote{nodes: []*Node{node(1), node(2)}, synced: true}
 		c = NewController(ControllerConfig{
 			Cluster: "gcp", Device: d, Store: NewStore(dir, "wireguard.gcp", "gcp"),
-			Nodes:  func() ([]Node, bool) { return r.nodes, r.synced },
+			Nodes:  func() ([]*Node, bool) { return r.nodes, r.synced },
 			Rules:  func() Rules { return now },
 			Logger: slog.New(slog.DiscardHandler),
 		})
@@ -322,14 +322,14 @@ func TestAcceptedEndpointsAreUsedBeforeLocalIsKnown(t *testing.T) {
 func BenchmarkReconcile(b *testing.B) {
 	for _, n := range []int{100, 1000, 5000} {
 		b.Run(fmt.Sprintf("%d nodes", n), func(b *testing.B) {
-			all := make(map[string]Node, n) // in random order, as of a watch
+			all := make(map[string]*Node, n) // in random order, as of a watch
 			change := func(i int, key byte) {
 				k := tunnel.Key{byte(i), byte(i >> 8), key}
-				one := Node{
+				one := &Node{
 					Name: fmt.Sprintf("node-%d", i), Created: epoch.Add(time.Duration(i%7) * time.Second), PublicKey: k.String(),
 					Endpoint: fmt.Sprintf("192.168.%d.%d:51820", i>>8, i&0xff), PodCIDRs: []string{fmt.Sprintf("10.%d.%d.0/26", 64+i>>8, i&0xff)},
 				}
-				one.cache = parse(one, 0) // as NodeFor does
+				one = one.parse(0) // as NodeFor does
 				all[one.Name] = one
 			}
 			for i := range n {
@@ -339,7 +339,7 @@ func BenchmarkReconcile(b *testing.B) {
 			wide.Subnets, wide.MaxPeers = []netip.Prefix{netip.MustParsePrefix("10.64.0.0/10")}, n
 			c := NewController(ControllerConfig{
 				Cluster: "gcp", Device: &changing{}, Store: NewStore(b.TempDir(), "wireguard.gcp", "gcp"), Logger: slog.New(slog.DiscardHandler),
-				Nodes: func() ([]Node, bool) { return slices.Collect(maps.Values(all)), true },
+				Nodes: func() ([]*Node, bool) { return slices.Collect(maps.Values(all)), true },
 				Rules: func() Rules { return wide },
 			})
 			b.ReportAllocs()
@@ -375,7 +375,7 @@ func (*undoing) Configure(context.Context, []tunnel.Peer) (tunnel.Changes, error
 func TestRepairsOfPeersAreCounted(t *testing.T) {
 	c := NewController(ControllerConfig{
 		Cluster: "gcp", Device: &undoing{}, Store: NewStore(t.TempDir(), "wireguard.gcp", "gcp"), Logger: slog.New(slog.DiscardHandler),
-		Nodes: func() ([]Node, bool) { return nil, true },
+		Nodes: func() ([]*Node, bool) { return nil, true },
 		Rules: func() Rules { return rules },
 	})
 	for want := range 3 {

@@ -48,6 +48,18 @@ type Rejection struct {
 	Partial bool `json:"partial,omitempty"`
 }
 
+// maxRefused bounds the rejections of one node's prefixes that are listed singly.
+const maxRefused = 4
+
+// fewer truncates one node's rejections to maxRefused.
+func fewer(refused []Rejection) []Rejection {
+	if left := len(refused) - maxRefused; left > 0 {
+		refused = slices.Clone(refused[:maxRefused])
+		refused[maxRefused-1].Detail += fmt.Sprintf("; and %d more", left)
+	}
+	return refused
+}
+
 // Rules are the bounds within which a remote cluster is trusted.
 type Rules struct {
 	// Subnets are the remote's pod subnets: a node may claim prefixes in them.
@@ -86,7 +98,7 @@ type Rules struct {
 }
 
 // Desired is DesiredAfter without earlier state.
-func Desired(nodes []Node, rules Rules) ([]Peer, []Rejection) {
+func Desired(nodes []*Node, rules Rules) ([]Peer, []Rejection) {
 	peers, rejected, _ := DesiredAfter(Accepted{}, nodes, rules)
 	return peers, rejected
 }
@@ -101,21 +113,18 @@ func Desired(nodes []Node, rules Rules) ([]Peer, []Rejection) {
 // allocated it; the node that it was accepted from, as long as it claims it; a node
 // without conflicts with several others; the older one, by the creation time that the
 // remote states.
-func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejection, Accepted) {
-	claimants := make([]claimant, len(nodes))
-	for i := range nodes {
-		claimants[i] = claimant{Node: &nodes[i], parsed: nodes[i].cache}
-		if claimants[i].parsed == nil {
-			claimants[i].parsed = parse(nodes[i], rules.MaxPrefixes)
-		}
+func DesiredAfter(before Accepted, nodes []*Node, rules Rules) ([]Peer, []Rejection, Accepted) {
+	sorted := make([]*Node, len(nodes))
+	for i, n := range nodes {
+		sorted[i] = n.parse(rules.MaxPrefixes)
 	}
-	slices.SortFunc(claimants, func(a, b claimant) int { return older(a.Node, b.Node) })
+	slices.SortFunc(sorted, older)
 
 	var (
 		peers       = make([]Peer, 0, len(nodes))
 		rejected    []Rejection
-		assignments = newAssignment(before, claimants, &rules)
-		keys        = before.retainedKeys(claimants, &rules)
+		assignments = newAssignment(before, sorted, &rules)
+		keys        = before.retainedKeys(sorted, &rules)
 		accepted    = make(map[string][]netip.Prefix, len(nodes))
 		ownAddrs    = make(map[netip.Addr]struct{}, len(rules.OwnAddrs))
 		disputed    map[string]string
@@ -124,8 +133,7 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 	for _, a := range rules.OwnAddrs {
 		ownAddrs[a.Unmap().WithZone("")] = struct{}{}
 	}
-	for i := range claimants {
-		n := &claimants[i]
+	for _, n := range assignments.order {
 		// Accepted prefixes stay reserved while the node claims them, even if it is rejected.
 		if retained := assignments.retained(n); len(retained) > 0 {
 			accepted[n.Name] = retained
@@ -164,10 +172,7 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 			continue
 		}
 		allowed, refused := assignments.assign(n)
-		for i := range refused {
-			refused[i].Partial = len(allowed) > 0
-		}
-		rejected = append(rejected, fewer(refused)...)
+		rejected = append(rejected, refused...)
 		if len(allowed) == 0 && len(refused) > 0 {
 			continue
 		}
@@ -193,22 +198,15 @@ func DesiredAfter(before Accepted, nodes []Node, rules Rules) ([]Peer, []Rejecti
 	}
 	slices.SortFunc(peers, func(a, b Peer) int { return a.PublicKey.Compare(b.PublicKey) })
 	slices.SortStableFunc(rejected, func(a, b Rejection) int { return strings.Compare(a.Node, b.Node) })
-	return peers, rejected, Accepted{keys: keys, prefixes: accepted, peers: peers, disputed: disputed, moved: before.moves(claimants, assignments.single.held, rules.Now)}
+	return peers, rejected, Accepted{keys: keys, prefixes: accepted, peers: peers, disputed: disputed, moved: assignments.moves()}
 }
 
 var errBothHidden = errors.New("neither the node nor this one publishes an endpoint, so neither side can initiate a handshake: one of them has to be reachable (SEMAPHORE_WG_ENDPOINT, " + LocationAnnotation + ")")
 
-// claimant is a node with its parsed annotations.
-type claimant struct {
-	*Node
-	*parsed
-	*conflict // nil: none
-}
-
 // checkEndpoint checks that packets to a node's endpoint don't lead back into this
 // cluster. claim is the claim of a node of this cluster to an endpoint that was accepted
 // before.
-func checkEndpoint(n *claimant, own map[netip.Addr]struct{}, before Accepted, rules *Rules) (claim string, err error) {
+func checkEndpoint(n *Node, own map[netip.Addr]struct{}, before Accepted, rules *Rules) (claim string, err error) {
 	endpoint, addr := n.endpoint, n.endpoint.Addr()
 	if _, ours := own[addr]; ours {
 		return "", fmt.Errorf("endpoint %q: an address of this host, or a broadcast address of one of its links", endpoint)

@@ -39,8 +39,8 @@ func key(b byte) tunnel.Key {
 }
 
 // node returns a valid node that was created after n-1 others.
-func node(n int, change ...func(*Node)) Node {
-	node := Node{
+func node(n int, change ...func(*Node)) *Node {
+	node := &Node{
 		Name:      fmt.Sprintf("node-%d", n),
 		Created:   epoch.Add(time.Duration(n) * time.Minute),
 		PublicKey: key(byte(n)).String(),
@@ -48,7 +48,7 @@ func node(n int, change ...func(*Node)) Node {
 		PodCIDRs:  []string{fmt.Sprintf("10.4.%d.0/24", n)},
 	}
 	for _, c := range change {
-		c(&node)
+		c(node)
 	}
 	return node
 }
@@ -107,77 +107,77 @@ func TestDesired(t *testing.T) {
 	refused := func(reason Reason) []rejection { return []rejection{{"node-1", reason, false}} }
 
 	tests := map[string]struct {
-		nodes    []Node
+		nodes    []*Node
 		peers    []Peer
 		rejected []rejection
 	}{
 		"no nodes":                   {},
-		"a peer for each node":       {nodes: []Node{node(2), node(1)}, peers: []Peer{peer(1), peer(2)}},
-		"both families, sorted":      {nodes: []Node{node(1, cidrs("fd04:0:0:1::/64", "10.4.1.0/24"))}, peers: []Peer{peer(1, "10.4.1.0/24", "fd04:0:0:1::/64")}},
-		"a prefix is masked":         {nodes: []Node{node(1, cidrs("10.4.1.7/24"))}, peers: []Peer{peer(1)}},
-		"the same prefix twice":      {nodes: []Node{node(1, cidrs("10.4.1.0/24", "10.4.1.0/24"))}, peers: []Peer{peer(1)}},
-		"an IPv6 endpoint":           {nodes: []Node{node(1, endpoint("[fd22::1]:51820"))}, peers: []Peer{func() Peer { p := peer(1); p.Endpoint = netip.MustParseAddrPort("[fd22::1]:51820"); return p }()}},
-		"an IPv4-mapped endpoint":    {nodes: []Node{node(1, endpoint("[::ffff:10.22.0.1]:51820"))}, peers: []Peer{peer(1)}},
-		"without podCIDR":            {nodes: []Node{node(1, cidrs()), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPodCIDR)},
-		"podCIDR that is no prefix":  {nodes: []Node{node(1, cidrs("10.4.1.0")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPodCIDR)},
-		"podCIDR of everything":      {nodes: []Node{node(1, cidrs("0.0.0.0/0")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPodCIDR)},
-		"podCIDR wider than subnet":  {nodes: []Node{node(1, cidrs("10.4.0.0/15")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPodCIDR)},
-		"podCIDR of our own cluster": {nodes: []Node{node(1, cidrs("10.2.3.0/24")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPodCIDR)},
-		"IPv4 podCIDR mapped into 6": {nodes: []Node{node(1, cidrs("::ffff:10.4.1.0/120")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPodCIDR)},
-		"one prefix of two outside":  {nodes: []Node{node(1, cidrs("10.4.1.0/24", "fd99::/64"))}, peers: []Peer{peer(1)}, rejected: []rejection{{"node-1", ReasonPodCIDR, true}}},
+		"a peer for each node":       {nodes: []*Node{node(2), node(1)}, peers: []Peer{peer(1), peer(2)}},
+		"both families, sorted":      {nodes: []*Node{node(1, cidrs("fd04:0:0:1::/64", "10.4.1.0/24"))}, peers: []Peer{peer(1, "10.4.1.0/24", "fd04:0:0:1::/64")}},
+		"a prefix is masked":         {nodes: []*Node{node(1, cidrs("10.4.1.7/24"))}, peers: []Peer{peer(1)}},
+		"the same prefix twice":      {nodes: []*Node{node(1, cidrs("10.4.1.0/24", "10.4.1.0/24"))}, peers: []Peer{peer(1)}},
+		"an IPv6 endpoint":           {nodes: []*Node{node(1, endpoint("[fd22::1]:51820"))}, peers: []Peer{func() Peer { p := peer(1); p.Endpoint = netip.MustParseAddrPort("[fd22::1]:51820"); return p }()}},
+		"an IPv4-mapped endpoint":    {nodes: []*Node{node(1, endpoint("[::ffff:10.22.0.1]:51820"))}, peers: []Peer{peer(1)}},
+		"without podCIDR":            {nodes: []*Node{node(1, cidrs()), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPodCIDR)},
+		"podCIDR that is no prefix":  {nodes: []*Node{node(1, cidrs("10.4.1.0")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPodCIDR)},
+		"podCIDR of everything":      {nodes: []*Node{node(1, cidrs("0.0.0.0/0")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPodCIDR)},
+		"podCIDR wider than subnet":  {nodes: []*Node{node(1, cidrs("10.4.0.0/15")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPodCIDR)},
+		"podCIDR of our own cluster": {nodes: []*Node{node(1, cidrs("10.2.3.0/24")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPodCIDR)},
+		"IPv4 podCIDR mapped into 6": {nodes: []*Node{node(1, cidrs("::ffff:10.4.1.0/120")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPodCIDR)},
+		"one prefix of two outside":  {nodes: []*Node{node(1, cidrs("10.4.1.0/24", "fd99::/64"))}, peers: []Peer{peer(1)}, rejected: []rejection{{"node-1", ReasonPodCIDR, true}}},
 
-		"no key":                {nodes: []Node{node(1, publicKey("")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
-		"a key that isn't one":  {nodes: []Node{node(1, publicKey("not a key")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
-		"a key of 31 bytes":     {nodes: []Node{node(1, publicKey(base64.StdEncoding.EncodeToString(make([]byte, 31)))), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
-		"a key of zeros":        {nodes: []Node{node(1, publicKey(base64.StdEncoding.EncodeToString(make([]byte, 32)))), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
-		"a key with line break": {nodes: []Node{node(1, publicKey(key(1).String()[:20]+"\n"+key(1).String()[20:])), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
-		"our own key":           {nodes: []Node{node(1, publicKey(key(0xff).String())), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
+		"no key":                {nodes: []*Node{node(1, publicKey("")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
+		"a key that isn't one":  {nodes: []*Node{node(1, publicKey("not a key")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
+		"a key of 31 bytes":     {nodes: []*Node{node(1, publicKey(base64.StdEncoding.EncodeToString(make([]byte, 31)))), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
+		"a key of zeros":        {nodes: []*Node{node(1, publicKey(base64.StdEncoding.EncodeToString(make([]byte, 32)))), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
+		"a key with line break": {nodes: []*Node{node(1, publicKey(key(1).String()[:20]+"\n"+key(1).String()[20:])), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
+		"our own key":           {nodes: []*Node{node(1, publicKey(key(0xff).String())), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
 		"the older of two nodes keeps the key": {
-			nodes: []Node{node(2, publicKey(key(1).String())), node(1)}, peers: []Peer{peer(1)},
+			nodes: []*Node{node(2, publicKey(key(1).String())), node(1)}, peers: []Peer{peer(1)},
 			rejected: []rejection{{"node-2", ReasonDuplicateKey, false}},
 		},
 		"a rejected node keeps no key": {
-			nodes: []Node{node(1, cidrs("10.9.0.0/24"), publicKey(key(2).String())), node(2)}, peers: []Peer{peer(2)},
+			nodes: []*Node{node(1, cidrs("10.9.0.0/24"), publicKey(key(2).String())), node(2)}, peers: []Peer{peer(2)},
 			rejected: refused(ReasonPodCIDR),
 		},
 
-		"no endpoint":               {nodes: []Node{node(1, endpoint("")), node(2)}, peers: []Peer{waiting(peer(1)), peer(2)}},
-		"neither key, nor endpoint": {nodes: []Node{node(1, publicKey(""), endpoint("")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
-		"a word as an endpoint":     {nodes: []Node{node(1, endpoint("none")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"a host name":               {nodes: []Node{node(1, endpoint("example.com:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"no port":                   {nodes: []Node{node(1, endpoint("10.22.0.1")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"port 0":                    {nodes: []Node{node(1, endpoint("10.22.0.1:0")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"port 65536":                {nodes: []Node{node(1, endpoint("10.22.0.1:65536")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"loopback":                  {nodes: []Node{node(1, endpoint("127.0.0.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"IPv6 loopback":             {nodes: []Node{node(1, endpoint("[::1]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"mapped loopback":           {nodes: []Node{node(1, endpoint("[::ffff:127.0.0.1]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"unspecified":               {nodes: []Node{node(1, endpoint("0.0.0.0:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"this network":              {nodes: []Node{node(1, endpoint("0.1.2.3:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"multicast":                 {nodes: []Node{node(1, endpoint("224.0.0.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"IPv6 multicast":            {nodes: []Node{node(1, endpoint("[ff02::1]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"broadcast":                 {nodes: []Node{node(1, endpoint("255.255.255.255:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"reserved":                  {nodes: []Node{node(1, endpoint("240.0.0.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"link-local":                {nodes: []Node{node(1, endpoint("[fe80::1]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"a zone":                    {nodes: []Node{node(1, endpoint("[fd22::1%eth0]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"our own address":           {nodes: []Node{node(1, endpoint("10.66.23.31:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"our own mapped":            {nodes: []Node{node(1, endpoint("[::ffff:10.66.23.31]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"inside its own tunnel":     {nodes: []Node{node(1, endpoint("10.4.1.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
-		"inside another tunnel":     {nodes: []Node{node(1, endpoint("10.6.1.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"no endpoint":               {nodes: []*Node{node(1, endpoint("")), node(2)}, peers: []Peer{waiting(peer(1)), peer(2)}},
+		"neither key, nor endpoint": {nodes: []*Node{node(1, publicKey(""), endpoint("")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonPublicKey)},
+		"a word as an endpoint":     {nodes: []*Node{node(1, endpoint("none")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"a host name":               {nodes: []*Node{node(1, endpoint("example.com:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"no port":                   {nodes: []*Node{node(1, endpoint("10.22.0.1")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"port 0":                    {nodes: []*Node{node(1, endpoint("10.22.0.1:0")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"port 65536":                {nodes: []*Node{node(1, endpoint("10.22.0.1:65536")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"loopback":                  {nodes: []*Node{node(1, endpoint("127.0.0.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"IPv6 loopback":             {nodes: []*Node{node(1, endpoint("[::1]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"mapped loopback":           {nodes: []*Node{node(1, endpoint("[::ffff:127.0.0.1]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"unspecified":               {nodes: []*Node{node(1, endpoint("0.0.0.0:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"this network":              {nodes: []*Node{node(1, endpoint("0.1.2.3:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"multicast":                 {nodes: []*Node{node(1, endpoint("224.0.0.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"IPv6 multicast":            {nodes: []*Node{node(1, endpoint("[ff02::1]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"broadcast":                 {nodes: []*Node{node(1, endpoint("255.255.255.255:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"reserved":                  {nodes: []*Node{node(1, endpoint("240.0.0.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"link-local":                {nodes: []*Node{node(1, endpoint("[fe80::1]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"a zone":                    {nodes: []*Node{node(1, endpoint("[fd22::1%eth0]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"our own address":           {nodes: []*Node{node(1, endpoint("10.66.23.31:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"our own mapped":            {nodes: []*Node{node(1, endpoint("[::ffff:10.66.23.31]:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"inside its own tunnel":     {nodes: []*Node{node(1, endpoint("10.4.1.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
+		"inside another tunnel":     {nodes: []*Node{node(1, endpoint("10.6.1.1:51820")), node(2)}, peers: []Peer{peer(2)}, rejected: refused(ReasonEndpoint)},
 
 		"the older of two nodes keeps the prefix": {
-			nodes: []Node{node(2, cidrs("10.4.1.0/24")), node(1)}, peers: []Peer{peer(1)},
+			nodes: []*Node{node(2, cidrs("10.4.1.0/24")), node(1)}, peers: []Peer{peer(1)},
 			rejected: []rejection{{"node-2", ReasonDuplicatePrefix, false}},
 		},
 		"a part of an older node's prefix": {
-			nodes: []Node{node(1), node(2, cidrs("10.4.1.128/25", "10.4.2.0/24"))}, peers: []Peer{peer(1), peer(2)},
+			nodes: []*Node{node(1), node(2, cidrs("10.4.1.128/25", "10.4.2.0/24"))}, peers: []Peer{peer(1), peer(2)},
 			rejected: []rejection{{"node-2", ReasonDuplicatePrefix, true}},
 		},
 		"a prefix around an older node's": {
-			nodes: []Node{node(1), node(2, cidrs("10.4.0.0/16"))}, peers: []Peer{peer(1)},
+			nodes: []*Node{node(1), node(2, cidrs("10.4.0.0/16"))}, peers: []Peer{peer(1)},
 			rejected: []rejection{{"node-2", ReasonDuplicatePrefix, false}},
 		},
 		"created at the same time, the name decides": {
-			nodes: []Node{
+			nodes: []*Node{
 				node(2, cidrs("10.4.1.0/24"), func(n *Node) { n.Created = epoch }),
 				node(1, func(n *Node) { n.Created = epoch }),
 			},
@@ -185,7 +185,7 @@ func TestDesired(t *testing.T) {
 			rejected: []rejection{{"node-2", ReasonDuplicatePrefix, false}},
 		},
 		"a rejected node keeps no prefix": {
-			nodes: []Node{node(1, endpoint("127.0.0.1:1"), cidrs("10.4.2.0/24")), node(2)}, peers: []Peer{peer(2)},
+			nodes: []*Node{node(1, endpoint("127.0.0.1:1"), cidrs("10.4.2.0/24")), node(2)}, peers: []Peer{peer(2)},
 			rejected: refused(ReasonEndpoint),
 		},
 	}
@@ -217,7 +217,7 @@ func waiting(p Peer) Peer {
 func TestDesiredOfHiddenNodes(t *testing.T) {
 	hidden := rules
 	hidden.Hidden = true
-	nodes := []Node{node(1, func(n *Node) { n.Endpoint = "" }), node(2)}
+	nodes := []*Node{node(1, func(n *Node) { n.Endpoint = "" }), node(2)}
 	peers, rejected := Desired(nodes, hidden)
 	if diff := cmp.Diff([]Peer{peer(2)}, peers, comparers); diff != "" {
 		t.Errorf("peers (-want +got):\n%s", diff)
@@ -268,7 +268,7 @@ func TestDesiredOfRandomNodes(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	keys := []string{key(1).String(), key(2).String(), key(3).String(), key(4).String(), key(0xff).String(), "", "x"}
 	for range 2000 {
-		var nodes []Node
+		var nodes []*Node
 		for i := range random.IntN(12) {
 			n := node(i+1, func(n *Node) {
 				n.Created = epoch.Add(time.Duration(random.IntN(4)) * time.Second)
@@ -314,8 +314,8 @@ func FuzzDesired(f *testing.F) {
 	f.Add("", "[::1]:0", "0.0.0.0/0", "10.4.0.0/33")
 	f.Add(key(0xff).String(), "[fe80::1%25eth0]:51820", "::ffff:10.4.0.0/112", "")
 	f.Fuzz(func(t *testing.T, publicKey, endpoint, cidr1, cidr2 string) {
-		hostile := Node{Name: "hostile", Created: epoch.Add(time.Hour), PublicKey: publicKey, Endpoint: endpoint, PodCIDRs: []string{cidr1, cidr2}}
-		peers, rejected := Desired([]Node{node(1), hostile}, rules)
+		hostile := &Node{Name: "hostile", Created: epoch.Add(time.Hour), PublicKey: publicKey, Endpoint: endpoint, PodCIDRs: []string{cidr1, cidr2}}
+		peers, rejected := Desired([]*Node{node(1), hostile}, rules)
 		checkPeers(t, peers, rules)
 		if !slices.ContainsFunc(peers, func(p Peer) bool { return p.Node == "node-1" }) {
 			t.Fatalf("the hostile node took the place of an older one: %+v %+v", peers, rejected)
@@ -332,7 +332,7 @@ func TestAnnotationsTooLongAreCut(t *testing.T) {
 	if got := shorten(good); got != good {
 		t.Errorf("%q became %q", good, got)
 	}
-	peers, rejected := Desired([]Node{node(1, func(n *Node) { n.PublicKey = shorten(good + megabyte) })}, rules)
+	peers, rejected := Desired([]*Node{node(1, func(n *Node) { n.PublicKey = shorten(good + megabyte) })}, rules)
 	if len(peers) != 0 || len(rejected) != 1 || rejected[0].Reason != ReasonPublicKey {
 		t.Errorf("a cut key gives %v, %v", peers, rejected)
 	}
@@ -346,11 +346,11 @@ func BenchmarkDesired(b *testing.B) {
 			hostile := blocks < 0
 			blocks = max(blocks, 1)
 			b.Run(fmt.Sprintf("%d nodes with %d, hostile %v", n, blocks, hostile), func(b *testing.B) {
-				nodes := make([]Node, n)
+				nodes := make([]*Node, n)
 				for i := range nodes {
 					var k tunnel.Key
 					k[0], k[1], k[2] = byte(i), byte(i>>8), 1
-					nodes[i] = Node{
+					nodes[i] = &Node{
 						Name: fmt.Sprintf("node-%d", i), Created: epoch.Add(time.Duration(i%7) * time.Second), PublicKey: k.String(),
 						Endpoint: fmt.Sprintf("10.22.%d.%d:51820", i>>8, i&0xff),
 					}
@@ -365,7 +365,7 @@ func BenchmarkDesired(b *testing.B) {
 				wide.Subnets = []netip.Prefix{netip.MustParsePrefix("10.64.0.0/10"), gcp6}
 				wide.Tunneled = wide.Subnets
 				for i := range nodes {
-					nodes[i].cache = parse(nodes[i], 0) // as NodeFor does
+					nodes[i] = nodes[i].parse(0) // as NodeFor does
 				}
 				_, _, accepted := DesiredAfter(Accepted{}, nodes, wide)
 				b.ReportAllocs()

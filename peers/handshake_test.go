@@ -182,7 +182,7 @@ func TestSlowPassesDelayLargeDevicesOnly(t *testing.T) {
 
 func TestRehandshakeOfNewPeersOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, r := &device{statuses: map[tunnel.Key]tunnel.PeerStatus{}}, &remote{nodes: []Node{node(1)}, synced: true}
+		d, r := &device{statuses: map[tunnel.Key]tunnel.PeerStatus{}}, &remote{nodes: []*Node{node(1)}, synced: true}
 		var logs strings.Builder
 		c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), &logs)
 		fired := 0

@@ -154,7 +154,7 @@ func TestDesiredBoundsEndpoints(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			peers, rejected := Desired([]Node{node(1, func(n *Node) { n.Endpoint = tt.endpoint }), node(2)}, bounded())
+			peers, rejected := Desired([]*Node{node(1, func(n *Node) { n.Endpoint = tt.endpoint }), node(2)}, bounded())
 			if tt.detail == "" {
 				if len(peers) != 2 || len(rejected) != 0 {
 					t.Errorf("peers %+v, rejected %+v", peers, rejected)
@@ -192,7 +192,7 @@ func hostileLocals() map[string]*corev1.Node {
 // TestLocalClaimRemovesNoPeer makes a node of this cluster claim the addresses of a remote's
 // nodes for itself or its pods.
 func TestLocalClaimRemovesNoPeer(t *testing.T) {
-	nodes := []Node{node(1), node(2), node(3)}
+	nodes := []*Node{node(1), node(2), node(3)}
 	rules := rules
 	_, _, accepted := DesiredAfter(Accepted{}, nodes, rules)
 	_, fromDisk := recall(accepted.remember(nodes, accepted.peers))
@@ -216,7 +216,7 @@ func TestLocalClaimRemovesNoPeer(t *testing.T) {
 				}
 			}
 			// Another endpoint, or the same one of another node.
-			moved := []Node{node(1, func(n *Node) { n.Endpoint = "10.22.0.9:51820" }), node(2), node(4, func(n *Node) { n.Endpoint = nodes[2].Endpoint })}
+			moved := []*Node{node(1, func(n *Node) { n.Endpoint = "10.22.0.9:51820" }), node(2), node(4, func(n *Node) { n.Endpoint = nodes[2].Endpoint })}
 			peers, rejected, _ := DesiredAfter(accepted, moved, rules)
 			want := []rejection{{"node-1", ReasonEndpoint, false}, {"node-4", ReasonEndpoint, false}}
 			if name == "published" {
@@ -240,7 +240,7 @@ func TestLocalClaimRemovesNoPeer(t *testing.T) {
 func TestDesiredWhileTheLocalClusterIsUnknown(t *testing.T) {
 	unknown := rules
 	unknown.LocalUnknown, unknown.known = true, map[netip.Addr]struct{}{netip.MustParseAddr("10.22.0.1"): {}}
-	peers, rejected := Desired([]Node{node(1), node(2), node(3, func(n *Node) { n.Endpoint = "127.0.0.1:1" })}, unknown)
+	peers, rejected := Desired([]*Node{node(1), node(2), node(3, func(n *Node) { n.Endpoint = "127.0.0.1:1" })}, unknown)
 	silent := peer(2)
 	silent.Endpoint, silent.Keepalive = netip.AddrPort{}, 0
 	if diff := cmp.Diff([]Peer{peer(1), silent}, peers, comparers); diff != "" {
@@ -260,7 +260,7 @@ func FuzzEndpoint(f *testing.F) {
 	f.Add("10.96.0.1:0")
 	limits := bounded()
 	f.Fuzz(func(t *testing.T, endpoint string) {
-		peers, rejected := Desired([]Node{node(1), node(2, func(n *Node) { n.Endpoint = shorten(endpoint) })}, limits)
+		peers, rejected := Desired([]*Node{node(1), node(2, func(n *Node) { n.Endpoint = shorten(endpoint) })}, limits)
 		checkPeers(t, peers, limits)
 		if len(peers)+len(rejected) != 2 || peers[0].Node != "node-1" {
 			t.Fatalf("%q: peers %+v, rejected %+v", endpoint, peers, rejected)

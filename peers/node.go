@@ -5,11 +5,14 @@ package peers
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
 // maxAnnotation bounds the stored bytes of an annotation's value. The longest valid value
@@ -47,7 +50,7 @@ func EndpointAnnotation(cluster string) string {
 }
 
 // Node is a Kubernetes Node of a remote, unchecked, trimmed to the parts that make it a
-// peer.
+// peer. It is immutable.
 type Node struct {
 	Name      string    `json:"name"`
 	Created   time.Time `json:"created"`
@@ -61,23 +64,34 @@ type Node struct {
 	// allocated. For a node without it that is PodCIDRs.
 	Allocated []string `json:"given,omitempty"`
 
-	cache *parsed // of the fields above; nil: not parsed yet
+	// Parsed from the fields above by NodeFor, once per change of the node instead of in
+	// each pass.
+
+	parsed      bool
+	key         tunnel.Key
+	keyErr      error
+	endpoint    netip.AddrPort // invalid: it publishes none
+	endpointErr error
+	prefixes    []netip.Prefix // masked, sorted, unique
+	prefixErrs  []error        // of invalid ones
+	more        bool           // there are more than the maximum
+	allocated   []netip.Prefix // of Allocated: masked
 }
 
 // NodeFor returns a function that trims Kubernetes Nodes to what the agent of the cluster
 // local needs, with at most maxPrefixes prefixes each. Nodes that publish nothing for that
 // cluster are left out.
-func NodeFor(local string, maxPrefixes int) func(*corev1.Node) (Node, bool) {
+func NodeFor(local string, maxPrefixes int) func(*corev1.Node) (*Node, bool) {
 	key, endpoint := PublicKeyAnnotation(local), EndpointAnnotation(local)
-	return func(n *corev1.Node) (Node, bool) {
-		node := Node{
+	return func(n *corev1.Node) (*Node, bool) {
+		node := &Node{
 			Name:      n.Name,
 			Created:   n.CreationTimestamp.Time,
 			PublicKey: shorten(n.Annotations[key]),
 			Endpoint:  shorten(n.Annotations[endpoint]),
 		}
 		if node.PublicKey == "" && node.Endpoint == "" {
-			return Node{}, false
+			return nil, false
 		}
 		given := specPodCIDRs(n)
 		texts, published := publishedPrefixes(n, maxPrefixes+1)
@@ -92,9 +106,7 @@ func NodeFor(local string, maxPrefixes int) func(*corev1.Node) (Node, bool) {
 		for _, text := range texts[:min(len(texts), maxPrefixes+1)] {
 			node.PodCIDRs = append(node.PodCIDRs, keepPrefix(text))
 		}
-		// Parsed here, once per change of the node, instead of in each pass.
-		node.cache = parse(node, maxPrefixes)
-		return node, true
+		return node.parse(maxPrefixes), true
 	}
 }
 
@@ -132,7 +144,7 @@ func keepPrefix(text string) string {
 }
 
 // Equal reports whether two nodes would become the same peer.
-func (n Node) Equal(o Node) bool {
+func (n *Node) Equal(o *Node) bool {
 	return n.Name == o.Name && n.PublicKey == o.PublicKey && n.Endpoint == o.Endpoint &&
 		n.Created.Equal(o.Created) && n.Published == o.Published && slices.Equal(n.PodCIDRs, o.PodCIDRs) && slices.Equal(n.Allocated, o.Allocated)
 }

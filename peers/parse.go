@@ -11,26 +11,18 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// parsed holds a node's parsed strings. It is immutable.
-type parsed struct {
-	key         tunnel.Key
-	keyErr      error
-	endpoint    netip.AddrPort // invalid: it publishes none
-	endpointErr error
-	prefixes    []netip.Prefix // masked, sorted, unique
-	prefixErrs  []error        // of invalid ones
-	more        bool           // there are more than maxPrefixes
-	allocated   []netip.Prefix // masked, of its spec, if published is set
-	published   bool           // prefixes are those of the annotation
-}
-
-// parse parses a node, with at most maxPrefixes prefixes; 0: all.
-func parse(n Node, maxPrefixes int) *parsed {
+// parse returns the node, or if it isn't parsed yet a copy that is, with at most
+// maxPrefixes prefixes; 0: all.
+func (n *Node) parse(maxPrefixes int) *Node {
+	if n.parsed {
+		return n
+	}
+	r := *n
 	texts := n.PodCIDRs
 	if maxPrefixes > 0 {
 		texts = texts[:min(len(texts), maxPrefixes)]
 	}
-	r := &parsed{more: len(texts) < len(n.PodCIDRs)}
+	r.parsed, r.more = true, len(texts) < len(n.PodCIDRs)
 	r.key, r.keyErr = parsePublicKey(n.PublicKey)
 	r.endpoint, r.endpointErr = parseEndpoint(n.Endpoint)
 	r.prefixes = make([]netip.Prefix, 0, len(texts))
@@ -45,15 +37,14 @@ func parse(n Node, maxPrefixes int) *parsed {
 	slices.SortFunc(r.prefixes, netip.Prefix.Compare)
 	r.prefixes = slices.Compact(r.prefixes)
 	r.allocated = slices.DeleteFunc(parseAll(n.Allocated[:min(len(n.Allocated), maxAllocated)]), tooWide)
-	r.published = n.Published
-	return r
+	return &r
 }
 
 // isAllocated reports whether the node's control plane allocated the prefix, or one that
 // contains it. A prefix that is too wide for one node doesn't count: a kubelet may have
 // written it into an empty spec.podCIDRs.
-func (r *parsed) isAllocated(p netip.Prefix) bool {
-	return !tooWide(p) && (!r.published || within(p, r.allocated))
+func (n *Node) isAllocated(p netip.Prefix) bool {
+	return !tooWide(p) && (!n.Published || within(p, n.allocated))
 }
 
 // parseAll returns the valid prefixes of the texts.

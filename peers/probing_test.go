@@ -50,10 +50,10 @@ func (p *prober) Close() error {
 // asking returns a controller of a device with one peer, with open for its prober.
 func asking(t *testing.T, logs slog.Handler, open func() (Prober, error)) *Controller {
 	t.Helper()
-	r := &remote{nodes: []Node{node(1)}, synced: true}
+	r := &remote{nodes: []*Node{node(1)}, synced: true}
 	c := NewController(ControllerConfig{
 		Cluster: "gcp", Device: &device{}, Store: NewStore(t.TempDir(), "wireguard.gcp", "gcp"),
-		Nodes: func() ([]Node, bool) { return r.nodes, r.synced }, Rules: func() Rules { return rules },
+		Nodes: func() ([]*Node, bool) { return r.nodes, r.synced }, Rules: func() Rules { return rules },
 		Prober: open, Logger: slog.New(logs),
 	})
 	reconcile(t, c)

@@ -7,15 +7,11 @@ import (
 
 // Shared returns those of a remote's pod subnets that contain published endpoints of its
 // nodes, accepted or not.
-func Shared(subnets []netip.Prefix, nodes []Node) []netip.Prefix {
+func Shared(subnets []netip.Prefix, nodes []*Node) []netip.Prefix {
 	endpoints := make([]netip.Addr, 0, len(nodes))
-	for i := range nodes {
-		p := nodes[i].cache
-		if p == nil {
-			p = parse(nodes[i], 0)
-		}
-		if p.endpointErr == nil && p.endpoint.IsValid() {
-			endpoints = append(endpoints, p.endpoint.Addr())
+	for _, n := range nodes {
+		if n = n.parse(0); n.endpointErr == nil && n.endpoint.IsValid() {
+			endpoints = append(endpoints, n.endpoint.Addr())
 		}
 	}
 	return Around(subnets, endpoints)

@@ -21,9 +21,9 @@ func TestSharedSubnets(t *testing.T) {
 		"mapped into IPv6": {[]string{"[::ffff:10.4.0.9]:51820"}, []netip.Prefix{four}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var nodes []Node
+			var nodes []*Node
 			for _, e := range test.endpoints {
-				nodes = append(nodes, Node{Endpoint: e})
+				nodes = append(nodes, &Node{Endpoint: e})
 			}
 			if got := Shared([]netip.Prefix{four, six}, nodes); !slices.Equal(got, test.want) {
 				t.Errorf("%v, want %v", got, test.want)

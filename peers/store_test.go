@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func remember(n int) Remembered { return Remembered{node(n), peer(n).AllowedIPs} }
+func remember(n int) Remembered { return Remembered{*node(n), peer(n).AllowedIPs} }
 
 func TestStore(t *testing.T) {
 	dir := t.TempDir()
@@ -127,7 +127,7 @@ func TestUnfinishedStoresAreRemoved(t *testing.T) {
 func TestStoresOfOtherDevicesAreRemoved(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"wireguard.gcp", "wireguard.merit", "wg.old.012345"} {
-		if err := NewStore(dir, name, name).Save([]Remembered{{Node: node(1)}}); err != nil {
+		if err := NewStore(dir, name, name).Save([]Remembered{{Node: *node(1)}}); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.WriteFile(filepath.Join(dir, name+".key"), nil, 0o600); err != nil {

@@ -27,7 +27,7 @@ type remote struct {
 	cfg        config.Remote
 	device     *tunnel.Device
 	store      *peers.Store
-	nodes      *kube.Watch[peers.Node]
+	nodes      *kube.Watch[*peers.Node]
 	controller *peers.Controller
 
 	fit    atomic.Pointer[fit] // nil: not known
@@ -91,17 +91,17 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 		Access: cfg.Access, UserAgent: a.userAgent(), Bounds: bounds, Logger: a.log.With("cluster", cfg.Name),
 	})
 	keep := peers.NodeFor(a.cfg.ClusterName, cfg.MaxPrefixes)
-	r.nodes = kube.NewWatch(kube.WatchConfig[peers.Node]{
+	r.nodes = kube.NewWatch(kube.WatchConfig[*peers.Node]{
 		Cluster: cfg.Name, Kind: "nodes", Object: &corev1.Node{},
 		ListWatch: kube.ListWatch(kube.Of(client, kube.Nodes), nil),
-		Keep: func(obj runtime.Object) (peers.Node, bool) {
+		Keep: func(obj runtime.Object) (*peers.Node, bool) {
 			n, ok := obj.(*corev1.Node)
 			if !ok {
-				return peers.Node{}, false
+				return nil, false
 			}
 			return keep(n)
 		},
-		Equal:   peers.Node.Equal,
+		Equal:   (*peers.Node).Equal,
 		Notify:  r.peering.Fire,
 		Bounds:  bounds,
 		Logger:  a.log,

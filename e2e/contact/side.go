@@ -110,7 +110,7 @@ func runSide(stdin io.Reader, stdout io.Writer) error {
 type side struct {
 	device     *tunnel.Device
 	controller *peers.Controller
-	nodes      atomic.Pointer[[]peers.Node]
+	nodes      atomic.Pointer[[]*peers.Node]
 	subnet     atomic.Pointer[netip.Prefix]
 	peering    *reconcile.Trigger
 	retries    atomic.Int64
@@ -129,11 +129,11 @@ func (s *side) do(c command) (a answer, err error) {
 		err = s.device.Remove(context.Background())
 	case "meet":
 		s.subnet.Store(&c.Subnet)
-		s.nodes.Store(&[]peers.Node{c.Remote})
+		s.nodes.Store(&[]*peers.Node{&c.Remote})
 		time.Sleep(time.Until(c.At))
 		s.peering.Fire()
 	case "forget":
-		s.nodes.Store(&[]peers.Node{})
+		s.nodes.Store(&[]*peers.Node{})
 		s.peering.Fire()
 	case "serve":
 		err = serve(c.From)
@@ -162,11 +162,11 @@ func (s *side) open(cfg tunnel.Config) (tunnel.Key, error) {
 	}
 	contacting := reconcile.NewTrigger()
 	s.device, s.peering = device, reconcile.NewTrigger()
-	s.nodes.Store(&[]peers.Node{})
+	s.nodes.Store(&[]*peers.Node{})
 	s.retries.Store(0)
 	s.controller = peers.NewController(peers.ControllerConfig{
 		Cluster: "other", Device: counted{device, &s.retries, &s.log},
-		Nodes: func() ([]peers.Node, bool) { return *s.nodes.Load(), true },
+		Nodes: func() ([]*peers.Node, bool) { return *s.nodes.Load(), true },
 		Rules: func() peers.Rules {
 			var rules peers.Rules
 			if subnet := s.subnet.Load(); subnet != nil {

@@ -1,0 +1,490 @@
+package peers
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
+)
+
+// assignment assigns prefixes to nodes:
+//
+//	claim                               assigned to
+//	a prefix that overlaps no other     the node that claims it
+//	overlapping prefixes                the first of these that exists, rejecting the others:
+//	                                    the node to which the control plane allocated it,
+//	                                    if nodeIPAM is firm or all have allocations;
+//	                                    the node that it was accepted from before;
+//	                                    the node to which it is allocated;
+//	                                    the oldest node with a conflict with one other only;
+//	                                    the oldest node
+//	a single address inside the prefix  the node that publishes it: the longest prefix
+//	of another node                     decides, as in the kernel
+//	the same single address, twice      the node with a prefix of its own around it, else as
+//	                                    above; while it flaps, the node that has it
+//
+// Without Rules.Borrowed single addresses are treated like other prefixes. Allocations
+// count if nodeIPAM.
+type assignment struct {
+	before Accepted
+	rules  *Rules
+	nodes  []*Node // by age
+	order  []*Node // of decisions: by age, nodes that conflict with several others last
+	// contests are the prefixes that several nodes claim or that overlap others. All others,
+	// nearly all in a mesh, belong to the node that claims them and need no lookup.
+	contests map[netip.Prefix]*contest
+	nodeIPAM bool // the control plane allocates the prefixes that nodes use
+	firm     bool // nodeIPAM doesn't depend on a single node
+
+	bounded        bool // more prefixes are claimed than Rules.MaxAllowedIPs
+	used, reserved int  // if bounded: assigned, and with precedence but not assigned yet
+}
+
+// contest is a prefix that several nodes claim, or that overlaps another one. Where the
+// longest prefix decides, a single address overlaps only itself.
+type contest struct {
+	prefix netip.Prefix
+	claims []claim  // to the prefix, by age
+	around *contest // the narrowest that contains it; nil: none
+	holder *Node    // that it is assigned to; nil: none yet
+	inside *contest // one inside it that has a holder; nil: none
+
+	// Of the claims to it, a part of it or an enclosing prefix: the nodes, and those to which
+	// that prefix is allocated. own are those to which the prefix itself is allocated.
+	parties, allocated, own parties
+}
+
+// newAssignment prepares the assignment to nodes, which are sorted by age.
+func newAssignment(before Accepted, nodes []*Node, rules *Rules) *assignment {
+	s := &assignment{before: before, rules: rules, nodes: nodes, order: nodes}
+	contests, total := s.findContests()
+	s.bounded = rules.MaxAllowedIPs > 0 && total > rules.MaxAllowedIPs
+	if s.bounded || len(contests) > 0 {
+		s.nodeIPAM, s.firm = usesNodeIPAM(nodes)
+	}
+	if len(contests) > 0 {
+		s.findConflicts(contests)
+	}
+	if s.bounded {
+		for _, n := range nodes {
+			for _, p := range n.prefixes {
+				if s.hasPrecedence(n, p) {
+					s.reserved++
+				}
+			}
+		}
+	}
+	if len(contests) == 0 {
+		return s
+	}
+	s.reserve(func(n *Node, p netip.Prefix) bool { return !s.isBorrowed(p) && before.hasPrefix(n.Name, p) })
+	if rules.Borrowed {
+		s.reserve(func(n *Node, p netip.Prefix) bool {
+			return s.isBorrowed(p) && !before.isFlapping(p, rules.Now) && s.inOwnPrefix(n, p)
+		})
+		s.reserve(func(n *Node, p netip.Prefix) bool { return s.isBorrowed(p) && before.hasPrefix(n.Name, p) })
+	}
+	return s
+}
+
+// usesNodeIPAM reports whether the remote's control plane allocates the nodes' pod
+// prefixes (spec.podCIDRs): whether at least as many nodes claim their allocation as
+// publish other prefixes. Network plugins with their own address management don't use the
+// allocation. The result is firm when it doesn't depend on a single node, which can change
+// its own annotation.
+func usesNodeIPAM(nodes []*Node) (is, firm bool) {
+	claim, depart := 0, 0
+	for _, n := range nodes {
+		switch {
+		case len(n.prefixes) == 0:
+		case n.Published && slices.ContainsFunc(n.prefixes, func(p netip.Prefix) bool { return !n.isAllocated(p) }):
+			depart++
+		default:
+			claim++
+		}
+	}
+	return claim > 0 && claim >= depart, claim > depart
+}
+
+// findContests finds the contests among all claims, and returns them, enclosing prefixes
+// first, and the number of claims.
+func (s *assignment) findContests() (contests []contest, total int) {
+	for _, n := range s.nodes {
+		total += len(n.prefixes)
+	}
+	all := make([]claim, 0, total)
+	for i, n := range s.nodes {
+		for _, p := range n.prefixes {
+			all = append(all, newClaim(p, i))
+		}
+	}
+	slices.SortFunc(all, claim.compare)
+	s.markContested(all)
+	all = slices.DeleteFunc(all, func(c claim) bool { return !c.contested })
+	if len(all) == 0 {
+		return nil, total
+	}
+	contests = make([]contest, 0, len(all)) // Never grows: contests point to each other.
+	s.contests = make(map[netip.Prefix]*contest, len(all))
+	var around *contest
+	for same := 0; len(all) > 0; all = all[same:] {
+		for same = 1; same < len(all) && all[same].same(all[0]); {
+			same++
+		}
+		contests = append(contests, contest{prefix: all[0].prefix(), claims: all[:same]})
+		c := &contests[len(contests)-1]
+		s.contests[c.prefix] = c
+		if s.isBorrowed(c.prefix) {
+			continue
+		}
+		for around != nil && !around.claims[0].contains(all[0]) {
+			around = around.around
+		}
+		c.around, around = around, c
+	}
+	return contests, total
+}
+
+// markContested marks the sorted claims that are contested.
+func (s *assignment) markContested(all []claim) {
+	var around []int // enclosing the current one, the narrowest last
+	for i := range all {
+		c := &all[i]
+		if i > 0 && all[i-1].same(*c) {
+			c.contested, all[i-1].contested = true, true
+			continue
+		}
+		if s.rules.Borrowed && c.isSingle() {
+			continue
+		}
+		for len(around) > 0 && !all[around[len(around)-1]].contains(*c) {
+			around = around[:len(around)-1]
+		}
+		if len(around) > 0 {
+			c.contested, all[around[len(around)-1]].contested = true, true
+		}
+		around = append(around, i)
+	}
+}
+
+// findConflicts determines which nodes and allocations each contest is about, and the
+// order of decisions.
+func (s *assignment) findConflicts(contests []contest) {
+	for i := range contests {
+		c := &contests[i]
+		for _, claim := range c.claims {
+			if s.nodeIPAM && s.nodes[claim.node].isAllocated(c.prefix) {
+				c.own.add(claim.node)
+			}
+		}
+		for a := c; a != nil; a = a.around {
+			for _, claim := range a.claims[:min(len(a.claims), len(a.parties))] {
+				c.parties.add(claim.node)
+			}
+			for _, claim := range c.claims[:min(len(c.claims), len(c.parties))] {
+				a.parties.add(claim.node)
+			}
+			c.allocated.join(a.own)
+			a.allocated.join(c.own)
+		}
+	}
+	others := make([]parties, len(s.nodes)) // in conflict with each node
+	for i := range contests {
+		for _, claim := range contests[i].claims {
+			for _, other := range contests[i].parties {
+				if other != 0 && other-1 != claim.node {
+					others[claim.node].add(other - 1)
+				}
+			}
+		}
+	}
+	several := func(i int) bool { return others[i][1] != 0 }
+	s.order = make([]*Node, 0, len(s.nodes))
+	for _, last := range []bool{false, true} {
+		for i, n := range s.nodes {
+			if several(i) == last {
+				s.order = append(s.order, n)
+			}
+		}
+	}
+}
+
+// overruling returns another node with an allocation that a prefix of n overlaps, if that
+// isn't allocated to n itself. Prefixes accepted from a node without allocation aren't
+// overruled unless nodeIPAM is firm: the control plane may allocate nothing to any node,
+// and a kubelet can fill in an empty spec.podCIDRs.
+func (s *assignment) overruling(n *Node, p netip.Prefix) *Node {
+	c := s.contests[p]
+	if c == nil || c.allocated == (parties{}) || n.isAllocated(p) {
+		return nil
+	}
+	if !s.firm && n.Published && len(n.allocated) == 0 && s.before.hasPrefix(n.Name, p) {
+		return nil
+	}
+	for _, i := range c.allocated {
+		if i != 0 && s.nodes[i-1] != n {
+			return s.nodes[i-1]
+		}
+	}
+	return nil
+}
+
+// hasPrecedence reports whether a prefix takes precedence when there are too many.
+func (s *assignment) hasPrecedence(n *Node, p netip.Prefix) bool {
+	return within(p, s.rules.Subnets) && s.overruling(n, p) == nil && (s.before.hasPrefix(n.Name, p) || s.nodeIPAM && n.isAllocated(p))
+}
+
+// isBorrowed reports whether a prefix is a single address for which enclosing prefixes
+// don't matter.
+func (s *assignment) isBorrowed(p netip.Prefix) bool { return s.rules.Borrowed && p.IsSingleIP() }
+
+// reserve assigns the contested prefixes that first accepts ahead of the others.
+func (s *assignment) reserve(first func(*Node, netip.Prefix) bool) {
+	for _, n := range s.order {
+		for _, p := range n.prefixes {
+			if c := s.contests[p]; c != nil && within(p, s.rules.Subnets) && s.overruling(n, p) == nil && first(n, p) {
+				c.take(n)
+			}
+		}
+	}
+}
+
+// take assigns the prefix to a node. When it, a part of it or an enclosing prefix already
+// has a holder, it changes nothing and returns that contest, unless the holder of the
+// prefix itself is this node.
+func (c *contest) take(n *Node) (taken *contest) {
+	switch {
+	case c.holder == n:
+		return nil
+	case c.holder != nil:
+		return c
+	case c.inside != nil:
+		return c.inside
+	}
+	for a := c.around; a != nil; a = a.around {
+		if a.holder != nil {
+			return a
+		}
+	}
+	c.holder = n
+	for a := c.around; a != nil; a = a.around {
+		a.inside = c
+	}
+	return nil
+}
+
+// inOwnPrefix reports whether a single address lies in a prefix of the node itself: one
+// that is allocated to it, was accepted from it, or that no other node claims.
+func (s *assignment) inOwnPrefix(n *Node, address netip.Prefix) bool {
+	if n.keyErr != nil || n.endpointErr != nil {
+		return false
+	}
+	return slices.ContainsFunc(n.prefixes, func(p netip.Prefix) bool {
+		if p.IsSingleIP() || !p.Contains(address.Addr()) || !within(p, s.rules.Subnets) || s.overruling(n, p) != nil {
+			return false
+		}
+		return s.contests[p] == nil || s.before.hasPrefix(n.Name, p) || s.nodeIPAM && n.isAllocated(p)
+	})
+}
+
+// retained returns the accepted prefixes that the node still claims, that are still within
+// the remote's pod subnets, and that are not assigned to another node now.
+func (s *assignment) retained(n *Node) []netip.Prefix {
+	if len(s.before.prefixes[n.Name]) == 0 {
+		return nil
+	}
+	lost := func(p netip.Prefix) bool {
+		c := s.contests[p]
+		return !s.before.hasPrefix(n.Name, p) || !within(p, s.rules.Subnets) || c != nil && c.holder != n
+	}
+	if !slices.ContainsFunc(n.prefixes, lost) {
+		return n.prefixes
+	}
+	return slices.DeleteFunc(slices.Clone(n.prefixes), lost)
+}
+
+// assign returns the prefixes assigned to a node, sorted, and the rejected ones. A
+// rejected prefix doesn't affect the node's others: in a dual-stack cluster only one
+// family may be configured here.
+func (s *assignment) assign(n *Node) (allowed []netip.Prefix, refused []Rejection) {
+	refuse := func(reason Reason, format string, args ...any) {
+		refused = append(refused, Rejection{Node: n.Name, Reason: reason, Detail: printable.Text(fmt.Sprintf(format, args...), printable.Short)})
+	}
+	if len(n.PodCIDRs) == 0 && !n.Published {
+		refuse(ReasonPodCIDR, "the node has no podCIDR")
+	}
+	for _, err := range n.prefixErrs {
+		refuse(ReasonPodCIDR, "%v", err)
+	}
+	all := true
+	for i, p := range n.prefixes {
+		switch granted := s.grant(n, p, refuse); {
+		case granted && !all:
+			allowed = append(allowed, p)
+		case !granted && all:
+			all, allowed = false, slices.Clone(n.prefixes[:i])
+		}
+	}
+	if all {
+		allowed = slices.Clip(n.prefixes)
+	}
+	if n.more {
+		refuse(ReasonManyPrefixes, "the node has more than %d podCIDRs: only the first ones are used (SEMAPHORE_REMOTE_<NAME>_WG_MAX_PREFIXES)", s.rules.MaxPrefixes)
+	}
+	for i := range refused {
+		refused[i].Partial = len(allowed) > 0
+	}
+	return allowed, fewer(refused)
+}
+
+// grant reports whether a prefix is assigned to a node.
+func (s *assignment) grant(n *Node, p netip.Prefix, refuse func(Reason, string, ...any)) bool {
+	if !within(p, s.rules.Subnets) {
+		refuse(ReasonPodCIDR, "pod CIDR %s is outside the remote's pod subnets %s", p, join(s.rules.Subnets))
+		return false
+	}
+	if other := s.overruling(n, p); other != nil {
+		refuse(ReasonDuplicatePrefix, "pod CIDR %s overlaps a prefix that the remote's control plane allocated to node %q", p, other.Name)
+		return false
+	}
+	if s.bounded {
+		if s.hasPrecedence(n, p) {
+			s.reserved--
+		} else if s.used+s.reserved >= s.rules.MaxAllowedIPs {
+			refuse(ReasonManyPrefixes, "pod CIDR %s exceeds the %d allowed for all nodes, and others take precedence (SEMAPHORE_REMOTE_<NAME>_WG_MAX_ALLOWED_IPS)", p, s.rules.MaxAllowedIPs)
+			return false
+		}
+		if s.used >= s.rules.MaxAllowedIPs {
+			refuse(ReasonManyPrefixes, "pod CIDR %s exceeds the %d allowed for all nodes (SEMAPHORE_REMOTE_<NAME>_WG_MAX_ALLOWED_IPS)", p, s.rules.MaxAllowedIPs)
+			return false
+		}
+	}
+	if c := s.contests[p]; c != nil {
+		if taken := c.take(n); taken != nil {
+			switch {
+			case taken.holder == n: // A wider prefix of its own, or a part of this one.
+			case s.isBorrowed(p) && s.before.isFlapping(p, s.rules.Now) && s.inOwnPrefix(n, p):
+				refuse(ReasonFlapping, "address %s moved between nodes %d times: it stays with node %q for now", p.Addr(), s.before.moved[p].count, taken.holder.Name)
+			default:
+				refuse(ReasonDuplicatePrefix, "pod CIDR %s overlaps %s of node %q, which takes precedence", p, taken.prefix, taken.holder.Name)
+			}
+			return false
+		}
+	}
+	s.used++
+	return true
+}
+
+// moves returns the recent moves of single addresses, including those of this decision.
+func (s *assignment) moves() map[netip.Prefix]moves {
+	if len(s.contests)+len(s.before.moved) == 0 {
+		return nil
+	}
+	now := s.rules.Now
+	moved := maps.Clone(s.before.moved)
+	maps.DeleteFunc(moved, func(_ netip.Prefix, m moves) bool { return now.Sub(m.last) >= flapping })
+	for p, c := range s.contests {
+		if c.holder == nil || !p.IsSingleIP() || s.before.hasPrefix(c.holder.Name, p) {
+			continue
+		}
+		// A claim that was accepted before is that of the former holder.
+		if slices.ContainsFunc(c.claims, func(c claim) bool { return s.before.hasPrefix(s.nodes[c.node].Name, p) }) {
+			if moved == nil {
+				moved = map[netip.Prefix]moves{}
+			}
+			moved[p] = moves{last: now, count: moved[p].count + 1}
+		}
+	}
+	return moved
+}
+
+// claim is a node's claim to a prefix, in a form that compares fast.
+type claim struct {
+	high, low uint64 // bits of the address, the highest first
+	bits      uint8  // of the prefix
+	is4       bool
+	contested bool
+	node      int32 // index
+}
+
+func newClaim(p netip.Prefix, node int) claim {
+	c := claim{bits: uint8(p.Bits()), is4: p.Addr().Is4(), node: int32(node)}
+	bytes := p.Addr().As16()
+	c.high, c.low = binary.BigEndian.Uint64(bytes[:8]), binary.BigEndian.Uint64(bytes[8:])
+	if c.is4 {
+		c.high, c.low = c.low<<32, 0
+	}
+	return c
+}
+
+// prefix returns the claimed prefix.
+func (c claim) prefix() netip.Prefix {
+	var bytes [16]byte
+	binary.BigEndian.PutUint64(bytes[:8], c.high)
+	binary.BigEndian.PutUint64(bytes[8:], c.low)
+	addr := netip.AddrFrom16(bytes)
+	if c.is4 {
+		addr = netip.AddrFrom4([4]byte(bytes[:4]))
+	}
+	return netip.PrefixFrom(addr, int(c.bits))
+}
+
+// compare sorts IPv4 first, an enclosing prefix before those inside it, and claims of the
+// same prefix by age.
+func (c claim) compare(o claim) int {
+	switch {
+	case c.is4 != o.is4:
+		if c.is4 {
+			return -1
+		}
+		return 1
+	case c.high != o.high:
+		return cmp.Compare(c.high, o.high)
+	case c.low != o.low:
+		return cmp.Compare(c.low, o.low)
+	case c.bits != o.bits:
+		return cmp.Compare(c.bits, o.bits)
+	}
+	return cmp.Compare(c.node, o.node)
+}
+
+func (c claim) same(o claim) bool {
+	return c.high == o.high && c.low == o.low && c.bits == o.bits && c.is4 == o.is4
+}
+
+func (c claim) isSingle() bool { return c.bits == 128 || c.is4 && c.bits == 32 }
+
+// contains reports whether o, which sorts later or is equal, lies inside c.
+func (c claim) contains(o claim) bool {
+	if c.bits > 64 {
+		return c.high == o.high && (c.low^o.low)>>(128-c.bits) == 0 && c.is4 == o.is4
+	}
+	return (c.high^o.high)>>(64-c.bits) == 0 && c.is4 == o.is4
+}
+
+// parties is a set of nodes truncated to three, enough to know for each node whether there
+// is one other node, or more. An element is an index plus one; 0: none.
+type parties [3]int32
+
+func (p *parties) add(node int32) {
+	for i, other := range p {
+		if other == 0 {
+			p[i] = node + 1
+		}
+		if other == 0 || other == node+1 {
+			return
+		}
+	}
+}
+
+func (p *parties) join(o parties) {
+	for _, other := range o {
+		if other != 0 {
+			p.add(other - 1)
+		}
+	}
+}
