@@ -21,65 +21,6 @@ func backdated(n int, of *Node) *Node {
 	})
 }
 
-func TestAcceptedPrefixesAreRetained(t *testing.T) {
-	thief := backdated(9, node(1))
-	keyThief := node(9, func(n *Node) { n.Created, n.PublicKey = epoch.Add(-time.Hour), node(1).PublicKey })
-	without := peer(9)
-	for _, c := range []struct {
-		name string
-		// what the remote says, one after the other; the last one counts.
-		said     [][]*Node
-		want     []Peer
-		rejected []rejection
-	}{
-		{"no node was accepted before: age decides", [][]*Node{{node(1), thief}}, []Peer{peer(9, "10.4.1.0/24", "10.4.9.0/24")}, []rejection{{"node-1", ReasonDuplicatePrefix, false}}},
-		{"a prefix", [][]*Node{{node(1)}, {node(1), thief}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
-		{"a part of a prefix", [][]*Node{{node(1)}, {node(1), backdated(9, node(1, func(n *Node) { n.PodCIDRs = []string{"10.4.1.7/32"} }))}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
-		{"a prefix around it", [][]*Node{{node(1)}, {node(1), backdated(9, node(1, func(n *Node) { n.PodCIDRs = []string{"10.4.0.0/21"} }))}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
-		{"a key", [][]*Node{{node(1)}, {node(1), keyThief}}, []Peer{peer(1)}, []rejection{{"node-9", ReasonDuplicateKey, false}}},
-		{"for as long as it is claimed", [][]*Node{{node(1)}, {node(1), thief}, {node(1), thief}, {node(1), thief}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
-		{"also while the endpoint is bad", [][]*Node{
-			{node(1)}, {node(1, func(n *Node) { n.Endpoint = "" }), thief}, {node(1), thief},
-		}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
-		{"a node that is gone frees what it had", [][]*Node{{node(1)}, {thief}}, []Peer{peer(9, "10.4.1.0/24", "10.4.9.0/24")}, nil},
-		{"and it comes back too late", [][]*Node{{node(1)}, {thief}, {node(1), thief}}, []Peer{peer(9, "10.4.1.0/24", "10.4.9.0/24")}, []rejection{{"node-1", ReasonDuplicatePrefix, false}}},
-		{"another prefix frees the one before", [][]*Node{
-			{node(1)}, {node(1, func(n *Node) { n.PodCIDRs = []string{"10.4.3.0/24"} }), thief},
-		}, []Peer{peer(1, "10.4.3.0/24"), peer(9, "10.4.1.0/24", "10.4.9.0/24")}, nil},
-		{"another key frees the one before", [][]*Node{
-			{node(1)}, {node(1, func(n *Node) { n.PublicKey = node(2).PublicKey }), keyThief},
-		}, []Peer{
-			func() Peer { p := peer(9); p.PublicKey = key(1); return p }(),
-			func() Peer { p := peer(1); p.PublicKey = key(2); return p }(),
-		}, nil},
-		{"a node that is recreated with its name", [][]*Node{{node(1)}, {node(1, func(n *Node) { n.Created = epoch.Add(time.Hour) }), thief}}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
-		{"one that takes its place under another name", [][]*Node{
-			{node(1)}, {node(2, func(n *Node) { n.PodCIDRs = node(1).PodCIDRs })},
-		}, []Peer{peer(2, "10.4.1.0/24")}, nil},
-		{"one prefix of several", [][]*Node{
-			{node(1, func(n *Node) { n.PodCIDRs = []string{"10.4.1.0/24", "10.4.9.0/24"} })},
-			{node(1, func(n *Node) { n.PodCIDRs = []string{"10.4.1.0/24"} }), thief},
-		}, []Peer{peer(1), without}, []rejection{{"node-9", ReasonDuplicatePrefix, true}}},
-		{"a prefix that is named twice", [][]*Node{{node(1)}, {node(1, func(n *Node) { n.PodCIDRs = append(n.PodCIDRs, n.PodCIDRs...) })}}, []Peer{peer(1)}, nil},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			var accepted Accepted
-			var peers []Peer
-			var rejected []Rejection
-			for _, nodes := range c.said {
-				peers, rejected, accepted = DesiredAfter(accepted, nodes, rules)
-				checkPeers(t, peers, rules)
-			}
-			if diff := cmp.Diff(c.want, peers, comparers); diff != "" {
-				t.Errorf("peers (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(c.rejected, brief(rejected), comparers); diff != "" {
-				t.Errorf("rejected (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
 // TestAcceptedClaimsAreRetained generates random histories of nodes of random ages that claim
 // keys and prefixes of other nodes. It checks that a node loses a key or prefix only when it
 // no longer claims it, and that repeating a decision doesn't change the result.

@@ -2,61 +2,12 @@ package peers
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
-
-func named(peers []Peer) (names []string) {
-	for i := range peers {
-		names = append(names, peers[i].Node)
-	}
-	slices.Sort(names)
-	return names
-}
-
-// TestNumberOfPeersIsBounded adds nodes that claim to be older than the peers: accepted
-// nodes stay peers, and the oldest of the others become peers up to the bound.
-func TestNumberOfPeersIsBounded(t *testing.T) {
-	bounded := rules
-	bounded.MaxPeers = 3
-	want := func(step string, peers []Peer, rejected []Rejection, names ...string) {
-		t.Helper()
-		if got := named(peers); !slices.Equal(got, names) {
-			t.Errorf("%s: peers are %v, want %v", step, got, names)
-		}
-		for _, r := range rejected {
-			if r.Reason != ReasonTooManyPeers || slices.Contains(names, r.Node) {
-				t.Errorf("%s: rejected %+v", step, r)
-			}
-		}
-	}
-	crowd := []*Node{node(5), node(6)}
-	peers, rejected, accepted := DesiredAfter(Accepted{}, crowd, bounded)
-	want("room for all", peers, rejected, "node-5", "node-6")
-	for n := 10; n < 30; n++ {
-		crowd = append(crowd, node(n, func(n *Node) { n.Created = n.Created.Add(-24 * time.Hour) }))
-	}
-	peers, rejected, accepted = DesiredAfter(accepted, crowd, bounded)
-	want("older ones come", peers, rejected, "node-10", "node-5", "node-6")
-	if len(rejected) != 19 {
-		t.Errorf("%d are rejected, want 19", len(rejected))
-	}
-	peers, rejected, accepted = DesiredAfter(accepted, crowd[1:], bounded)
-	want("one goes", peers, rejected, "node-10", "node-11", "node-6")
-	bounded.MaxPeers = 1
-	peers, rejected, _ = DesiredAfter(accepted, crowd[1:], bounded)
-	want("a smaller bound", peers, rejected, "node-10")
-	// Nodes from disk are bounded, too.
-	stored := accepted.remember(crowd[1:], peers)
-	nodes, recalled := recall(stored)
-	peers, rejected, _ = DesiredAfter(recalled, nodes, bounded)
-	want("after a restart", peers, rejected, "node-10")
-}
 
 func TestPrefixesOfANodeAreBounded(t *testing.T) {
 	many := func(format string, count int) (prefixes []string) {

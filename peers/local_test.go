@@ -136,42 +136,6 @@ func bounded() Rules {
 	return r
 }
 
-func TestDesiredBoundsEndpoints(t *testing.T) {
-	tests := map[string]struct {
-		endpoint string
-		detail   string // empty: a peer
-	}{
-		"a node subnet":               {"10.22.0.1:51820", ""},
-		"a node subnet of IPv6":       {"[fd22::9]:51820", ""},
-		"any port":                    {"10.22.0.1:53", ""},
-		"outside of the node subnets": {"10.22.1.1:51820", "outside the remote's node subnets 10.22.0.0/24"},
-		"outside of those of IPv6":    {"[fd22:0:0:1::1]:51820", "outside the remote"},
-		"a node of ours":              {"10.32.0.1:22", `an address of this cluster's node "own-1"`},
-		"a node of ours, mapped":      {"[::ffff:10.32.0.1]:22", `an address of this cluster's node "own-1"`},
-		"a node of ours of their own": {"10.22.0.5:51820", `an address of this cluster's node "shared"`},
-		"a pod of ours":               {"10.64.1.9:80", "10.64.1.0/24 is for pods"},
-		"a service of ours":           {"10.96.0.10:53", "10.96.0.0/12 is for services"},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			peers, rejected := Desired([]*Node{node(1, func(n *Node) { n.Endpoint = tt.endpoint }), node(2)}, bounded())
-			if tt.detail == "" {
-				if len(peers) != 2 || len(rejected) != 0 {
-					t.Errorf("peers %+v, rejected %+v", peers, rejected)
-				}
-				return
-			}
-			if diff := cmp.Diff([]Peer{peer(2)}, peers, comparers); diff != "" {
-				t.Errorf("the other node (-want +got):\n%s", diff)
-			}
-			if len(rejected) != 1 || rejected[0].Node != "node-1" || rejected[0].Reason != ReasonEndpoint || rejected[0].Partial ||
-				!strings.Contains(rejected[0].Detail, tt.detail) {
-				t.Errorf("rejected %+v, want %q", rejected, tt.detail)
-			}
-		})
-	}
-}
-
 // hostileLocals are states of a node of this cluster in which it claims the remote's
 // endpoints, by the fields that it or its kubelet may write.
 func hostileLocals() map[string]*corev1.Node {

@@ -30,138 +30,24 @@ func borrowing() Rules {
 	return r
 }
 
-func TestSingleAddresses(t *testing.T) {
-	const address = "10.4.1.7/32"
-	none := peer(1)
-	none.AllowedIPs = nil
-	for _, c := range []struct {
-		name string
-		// what the remote says, one after the other; the last one counts.
-		said     [][]*Node
-		want     []Peer
-		rejected []rejection
-	}{
-		{"in another node's prefix: the node that publishes it",
-			[][]*Node{{node(1), node(2, with("10.4.2.0/24", address))}}, []Peer{peer(1), peer(2, address, "10.4.2.0/24")}, nil},
-		{"of IPv6, too",
-			[][]*Node{{node(1, with("fd04::1:0/112")), node(2, with("fd04::1:9/128"))}}, []Peer{peer(1, "fd04::1:0/112"), peer(2, "fd04::1:9/128")}, nil},
-		{"accepted before the prefix around it",
-			[][]*Node{{node(2, with(address))}, {node(1), node(2, with(address))}}, []Peer{peer(1), peer(2, address)}, nil},
-		{"outside of all prefixes", [][]*Node{{node(2, with(address))}}, []Peer{peer(2, address)}, nil},
-		{"which ends", [][]*Node{{node(1), node(2, with("10.4.2.0/24", address))}, {node(1), node(2)}}, []Peer{peer(1), peer(2)}, nil},
-		{"twice, outside of all prefixes, at first: the older",
-			[][]*Node{{node(1, with(address)), node(2, with(address), aged(1))}}, []Peer{peer(2, address)}, []rejection{{"node-1", ReasonDuplicatePrefix, false}}},
-		{"twice: the former owner",
-			[][]*Node{{node(1, with(address))}, {node(1, with(address)), node(2, with(address), aged(1))}}, []Peer{peer(1, address)}, []rejection{{"node-2", ReasonDuplicatePrefix, false}}},
-		{"twice: in whose prefix it lies, though the other had it",
-			[][]*Node{{node(1), node(2, with(address))}, {node(1, with("10.4.1.0/24", address)), node(2, with(address), aged(1))}},
-			[]Peer{peer(1, "10.4.1.0/24", address)}, []rejection{{"node-2", ReasonDuplicatePrefix, false}}},
-		{"twice: in whose prefix it lies, at first",
-			[][]*Node{{node(1, with("10.4.1.0/24", address)), node(2, with("10.4.2.0/24", address), aged(1))}},
-			[]Peer{peer(1, "10.4.1.0/24", address), peer(2)}, []rejection{{"node-2", ReasonDuplicatePrefix, true}}},
-		{"twice: a prefix that is another's doesn't count",
-			[][]*Node{{node(1)}, {node(1), node(2, with(address))}, {node(1), node(2, with(address)), node(3, with("10.4.1.0/25", address, "10.4.3.0/24"), aged(1))}},
-			[]Peer{peer(1), peer(2, address), peer(3)}, []rejection{{"node-3", ReasonDuplicatePrefix, true}, {"node-3", ReasonDuplicatePrefix, true}}},
-		{"which moves", [][]*Node{{node(1, with(address)), node(2)}, {node(1, with()), node(2, with("10.4.2.0/24", address))}},
-			[]Peer{none, peer(2, address, "10.4.2.0/24")}, nil},
-		{"a larger prefix inside another's is rejected",
-			[][]*Node{{node(1), node(2, with("10.4.2.0/24", "10.4.1.6/31"))}}, []Peer{peer(1), peer(2)}, []rejection{{"node-2", ReasonDuplicatePrefix, true}}},
-		{"outside the remote's subnets", [][]*Node{{node(2, with("10.9.1.7/32"))}}, nil, []rejection{{"node-2", ReasonPodCIDR, false}}},
-		{"of a node that has none at all", [][]*Node{{node(1, with())}}, []Peer{none}, nil},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			var accepted Accepted
-			var peers []Peer
-			var rejected []Rejection
-			for _, nodes := range c.said {
-				peers, rejected, accepted = DesiredAfter(accepted, nodes, borrowing())
-			}
-			if diff := cmp.Diff(c.want, peers, comparers); diff != "" {
-				t.Errorf("peers (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(c.rejected, brief(rejected), comparers); diff != "" {
-				t.Errorf("rejected (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
-// TestFlappingClaimDoesntMoveAnAddress makes a node claim an address inside its prefix on
-// and off, while another node claims that address all the time.
-func TestFlappingClaimDoesntMoveAnAddress(t *testing.T) {
+// TestMovesAreForgotten checks that nothing is kept of addresses that no longer move.
+func TestMovesAreForgotten(t *testing.T) {
 	rules := borrowing()
-	on := []*Node{node(1, with("10.4.1.0/24", "10.4.1.7/32")), node(2, with("10.4.1.7/32"))}
-	off := []*Node{node(1), node(2, with("10.4.1.7/32"))}
-	var accepted Accepted
-	var rejected []Rejection
-	decide := func(nodes []*Node, after time.Duration) string {
-		t.Helper()
-		rules.Now = rules.Now.Add(after)
-		var peers []Peer
-		peers, rejected, accepted = DesiredAfter(accepted, nodes, rules)
-		for _, p := range peers {
-			if slices.Contains(p.AllowedIPs, netip.MustParsePrefix("10.4.1.7/32")) {
-				return p.Node
-			}
+	decide := func(before Accepted, on bool) Accepted {
+		nodes := []*Node{node(1), node(2, with("10.4.1.7/32"))}
+		if on {
+			nodes[0] = node(1, with("10.4.1.0/24", "10.4.1.7/32"))
 		}
-		return "no node"
+		rules.Now = rules.Now.Add(flapping)
+		_, _, after := DesiredAfter(before, nodes, rules)
+		return after
 	}
-	for i := range maxMoves {
-		if got := decide(off, time.Second); got != "node-2" {
-			t.Fatalf("%d: it is at %s", i, got)
-		}
-		if got := decide(on, time.Second); got != "node-1" {
-			t.Fatalf("%d: it is at %s", i, got)
-		}
+	accepted := decide(decide(Accepted{}, false), true)
+	if len(accepted.moved) != 1 {
+		t.Errorf("moved is %v", accepted.moved)
 	}
-	decide(off, time.Second)
-	if got := decide(on, time.Second); got != "node-2" {
-		t.Errorf("after %d moves it is at %s", maxMoves, got)
-	}
-	if diff := cmp.Diff([]rejection{{"node-1", ReasonFlapping, true}}, brief(rejected)); diff != "" {
-		t.Errorf("rejected (-want +got):\n%s", diff)
-	}
-	if got := decide(on, flapping); got != "node-1" {
-		t.Errorf("after it was damped it is at %s", got)
-	}
-	decide(off, flapping)
-	if len(accepted.moved) > 0 {
-		t.Errorf("remembered for ever: %v", accepted.moved)
-	}
-}
-
-func TestPrefixesOfAllNodesAreBounded(t *testing.T) {
-	rules := borrowing()
-	rules.MaxAllowedIPs = 4
-	singles := func(n, count int) []string {
-		var all []string
-		for i := range count {
-			all = append(all, fmt.Sprintf("10.4.%d.%d/32", n, i))
-		}
-		return all
-	}
-	first := []*Node{node(5, with(singles(5, 3)...))}
-	peers, rejected, accepted := DesiredAfter(Accepted{}, first, rules)
-	if len(peers) != 1 || len(rejected) != 0 {
-		t.Fatalf("%+v %+v", peers, rejected)
-	}
-	// An older node joins: accepted prefixes stay, and it gets the rest.
-	all := slices.Concat(first, []*Node{node(1, with(singles(1, 3)...))})
-	peers, rejected, accepted = DesiredAfter(accepted, all, rules)
-	if want := []Peer{peer(1, singles(1, 1)...), peer(5, singles(5, 3)...)}; !cmp.Equal(want, peers, comparers) {
-		t.Errorf("peers (-want +got):\n%s", cmp.Diff(want, peers, comparers))
-	}
-	if want := []rejection{{"node-1", ReasonManyPrefixes, true}, {"node-1", ReasonManyPrefixes, true}}; !cmp.Equal(want, brief(rejected)) {
-		t.Errorf("rejected: %+v", rejected)
-	}
-	rules.MaxAllowedIPs = 2
-	peers, _, _ = DesiredAfter(accepted, all, rules)
-	total := 0
-	for _, p := range peers {
-		total += len(p.AllowedIPs)
-	}
-	if total != 2 {
-		t.Errorf("%d prefixes after a smaller bound", total)
+	if accepted = decide(accepted, false); len(accepted.moved) > 0 {
+		t.Errorf("moved is %v", accepted.moved)
 	}
 }
 
@@ -364,4 +250,93 @@ func FuzzPodCIDRs(f *testing.F) {
 			}
 		}
 	})
+}
+
+// given sets the allocation of a node that publishes other prefixes.
+func given(prefixes ...string) func(*Node) { return func(n *Node) { n.Allocated = prefixes } }
+
+// calico is a node that publishes its pods' address blocks and doesn't use its allocation.
+func calico(n int, blocks ...string) *Node {
+	return node(n, with(blocks...), given(fmt.Sprintf("10.4.%d.0/24", n)))
+}
+
+// TestHostileNodeTakesNoAllocation makes a node publish arbitrary prefixes with any age.
+// The other nodes keep their allocations, with and without accepted state, and also single
+// addresses unless Rules.Borrowed is set.
+func TestHostileNodeTakesNoAllocation(t *testing.T) {
+	random := rand.New(rand.NewPCG(11, 12))
+	for range 2000 {
+		rules := borrowing()
+		rules.Borrowed = random.IntN(2) == 0
+		rules.MaxAllowedIPs = []int{0, 16}[random.IntN(2)]
+		victims := make([]*Node, 1+random.IntN(5))
+		for i := range victims {
+			victims[i] = node(i+1, aged(random.IntN(50)))
+			if random.IntN(3) == 0 {
+				victims[i].Published, victims[i].Allocated = true, victims[i].PodCIDRs
+			}
+		}
+		var published []string
+		for range random.IntN(20) {
+			published = append(published, fmt.Sprintf("10.4.%d.%d/%d", random.IntN(8), 64*random.IntN(4), []int{16, 20, 23, 24, 25, 28, 31, 32}[random.IntN(8)]))
+		}
+		hostile := node(9, with(published...), aged(random.IntN(100)), given("10.4.9.0/24"))
+		// Of two nodes, one without an allocation keeps its accepted prefixes.
+		if len(victims) > 1 && random.IntN(4) == 0 {
+			hostile.Allocated = nil
+		}
+		_, _, first := DesiredAfter(Accepted{}, []*Node{hostile}, rules)
+		_, _, some := DesiredAfter(first, slices.Concat([]*Node{hostile}, victims[:len(victims)/2]), rules)
+		all := slices.Concat(victims, []*Node{hostile})
+		for name, before := range map[string]Accepted{"without memory": {}, "after the hostile one": first, "after some of them": some} {
+			random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+			peers, rejected, accepted := DesiredAfter(before, all, rules)
+			checkPeers(t, slices.DeleteFunc(slices.Clone(peers), func(p Peer) bool { return len(p.AllowedIPs) == 0 }), rules)
+			again, _, _ := DesiredAfter(accepted, all, rules)
+			if diff := differ(peers, again); diff != "" {
+				t.Fatalf("%s, once more, other peers:\n%s", name, diff)
+			}
+			for _, v := range victims {
+				i := slices.IndexFunc(peers, func(p Peer) bool { return p.Node == v.Name })
+				if i < 0 || !slices.Equal(peers[i].AllowedIPs, prefixes(v.PodCIDRs...)) {
+					t.Fatalf("%s, %s has lost something to %v: %+v", name, v.Name, published, rejected)
+				}
+			}
+		}
+	}
+}
+
+// TestOneHostileNodeTakesFromOneAtMost makes one node publish anything in a cluster without
+// allocations: it takes larger prefixes from at most one other node, also without accepted
+// state.
+func TestOneHostileNodeTakesFromOneAtMost(t *testing.T) {
+	random := rand.New(rand.NewPCG(13, 14))
+	for range 2000 {
+		rules := borrowing()
+		rules.Borrowed = random.IntN(2) == 0
+		victims := make([]*Node, 3+random.IntN(3))
+		for i := range victims {
+			victims[i] = calico(i+1, fmt.Sprintf("10.4.%d.0/26", 100+i), fmt.Sprintf("10.4.%d.64/26", 100+random.IntN(2)+i))
+			victims[i].PodCIDRs[1] = fmt.Sprintf("10.4.%d.%d/26", 100+i, 64*(1+random.IntN(3)))
+		}
+		var published []string
+		for range random.IntN(12) {
+			published = append(published, fmt.Sprintf("10.4.%d.%d/%d", 100+random.IntN(6), 64*random.IntN(4), []int{16, 22, 24, 26, 26, 28, 31}[random.IntN(7)]))
+		}
+		hostile := node(9, with(published...), aged(random.IntN(100)), given("10.4.0.0/16"))
+		if random.IntN(4) == 0 {
+			hostile.Published, hostile.PodCIDRs = false, hostile.Allocated
+		}
+		peers, _, _ := DesiredAfter(Accepted{}, append(victims, hostile), rules)
+		var lost []string
+		for _, v := range victims {
+			i := slices.IndexFunc(peers, func(p Peer) bool { return p.Node == v.Name })
+			if i < 0 || len(peers[i].AllowedIPs) < len(v.PodCIDRs) {
+				lost = append(lost, v.Name)
+			}
+		}
+		if len(lost) > 1 {
+			t.Fatalf("%v have lost something to %v", lost, published)
+		}
+	}
 }
