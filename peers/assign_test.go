@@ -53,7 +53,8 @@ func TestAssign(t *testing.T) {
 type decisions struct {
 	t        *testing.T
 	rules    Rules
-	local    LocalConfig
+	local    []LocalNode
+	services []netip.Prefix
 	nodes    map[string]*Node
 	accepted Accepted
 	peers    []Peer
@@ -95,9 +96,9 @@ func (m *decisions) do(line string) {
 	case word == "after":
 		m.rules.Now = m.rules.Now.Add(m.duration(rest))
 	case word == "local":
-		m.local.Nodes = append(m.local.Nodes, LocalNode{Name: set["name"], Addrs: addrs(list("addresses")...), PodCIDRs: prefixes(list("pods")...)})
-		m.local.Services = append(m.local.Services, prefixes(list("services")...)...)
-		m.rules.Local = NewLocal(m.local)
+		m.local = append(m.local, LocalNode{Name: set["name"], Addrs: addrs(list("addresses")...), PodCIDRs: prefixes(list("pods")...)})
+		m.services = append(m.services, prefixes(list("services")...)...)
+		m.rules.Local = NewLocal(m.local, m.services, nil)
 	case word == "rules":
 		for name, value := range set {
 			switch n, _ := strconv.Atoi(value); name {

@@ -298,12 +298,12 @@ func TestAcceptedEndpointsAreUsedBeforeLocalIsKnown(t *testing.T) {
 	}
 
 	// A node of ours claims the address of an accepted endpoint.
-	now.LocalUnknown, now.Local = false, NewLocal(LocalConfig{Nodes: []LocalNode{{Name: "own", Addrs: []netip.Addr{peer(1).Endpoint.Addr()}}}})
+	now.LocalUnknown, now.Local = false, NewLocal([]LocalNode{{Name: "own", Addrs: []netip.Addr{peer(1).Endpoint.Addr()}}}, nil, nil)
 	reconcile(t, c)
 	if diff := cmp.Diff(probeable(peer(1).Peer, peer(2).Peer), d.peers, comparers); diff != "" {
 		t.Errorf("once it is known (-want +got):\n%s", diff)
 	}
-	now.Local = NewLocal(LocalConfig{Subnets: prefixes("10.22.0.1/32")})
+	now.Local = NewLocal(nil, nil, prefixes("10.22.0.1/32"))
 	reconcile(t, c)
 	if diff := cmp.Diff(probeable(peer(2).Peer), d.peers, comparers); diff != "" {
 		t.Errorf("in a subnet of ours (-want +got):\n%s", diff)

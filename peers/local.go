@@ -82,16 +82,10 @@ func (r localRange) less(o localRange) bool {
 	return r.what < o.what
 }
 
-// LocalConfig are the addresses of this cluster.
-type LocalConfig struct {
-	Nodes    []LocalNode
-	Services []netip.Prefix // service ranges
-	Subnets  []netip.Prefix // configured, for addresses that the API doesn't have
-}
-
-// NewLocal returns a Local. The order of its input doesn't matter.
-func NewLocal(cfg LocalConfig) *Local {
-	l := &Local{nodes: make(map[netip.Addr]string, 2*len(cfg.Nodes)), ranges: make(map[netip.Prefix]localRange, 2*len(cfg.Nodes))}
+// NewLocal returns a Local of this cluster's nodes, service ranges, and configured subnets,
+// for addresses that the API doesn't have. The order of its input doesn't matter.
+func NewLocal(nodes []LocalNode, services, subnets []netip.Prefix) *Local {
+	l := &Local{nodes: make(map[netip.Addr]string, 2*len(nodes)), ranges: make(map[netip.Prefix]localRange, 2*len(nodes))}
 	var seen [129]bool
 	add := func(p netip.Prefix, r localRange) {
 		if other, taken := l.ranges[p]; !taken || r.less(other) {
@@ -99,8 +93,8 @@ func NewLocal(cfg LocalConfig) *Local {
 		}
 		seen[p.Bits()] = true
 	}
-	for i := range cfg.Nodes {
-		n := &cfg.Nodes[i]
+	for i := range nodes {
+		n := &nodes[i]
 		for _, a := range n.Addrs {
 			if other, taken := l.nodes[a]; !taken || n.Name < other {
 				l.nodes[a] = n.Name
@@ -110,10 +104,10 @@ func NewLocal(cfg LocalConfig) *Local {
 			add(p, localRange{node: n.Name})
 		}
 	}
-	for _, p := range cfg.Services {
+	for _, p := range services {
 		add(p, localRange{what: "services of this cluster"})
 	}
-	for _, p := range cfg.Subnets {
+	for _, p := range subnets {
 		add(p, localRange{what: "this cluster itself, by SEMAPHORE_LOCAL_SUBNETS"})
 	}
 	for bits, ok := range seen {

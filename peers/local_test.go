@@ -44,21 +44,17 @@ func prefixes(texts ...string) (all []netip.Prefix) {
 }
 
 func TestLocalCheck(t *testing.T) {
-	config := LocalConfig{
-		Nodes: []LocalNode{
-			TrimLocalNode(localNode(1)),
-			TrimLocalNode(&corev1.Node{
-				ObjectMeta: metav1.ObjectMeta{Name: "odd"},
-				Spec:       corev1.NodeSpec{PodCIDR: "10.65.7.1/24", PodCIDRs: nil},
-				Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
-					{Type: corev1.NodeHostName, Address: "10.99.0.1"}, {Type: corev1.NodeInternalIP, Address: "none"},
-					{Type: corev1.NodeInternalIP, Address: "fe80::1%eth0"}, {Type: corev1.NodeExternalIP, Address: "10.120.0.1"},
-				}},
-			}),
-			TrimLocalNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "bad"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"x", "10.0.0.0/33", "0.0.0.0/0", "10.112.0.0/12", "::/0"}}}),
-		},
-		Services: prefixes("10.96.0.0/12", "fd96::/112"),
-		Subnets:  prefixes("172.16.0.0/12"),
+	nodes := []LocalNode{
+		TrimLocalNode(localNode(1)),
+		TrimLocalNode(&corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: "odd"},
+			Spec:       corev1.NodeSpec{PodCIDR: "10.65.7.1/24", PodCIDRs: nil},
+			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+				{Type: corev1.NodeHostName, Address: "10.99.0.1"}, {Type: corev1.NodeInternalIP, Address: "none"},
+				{Type: corev1.NodeInternalIP, Address: "fe80::1%eth0"}, {Type: corev1.NodeExternalIP, Address: "10.120.0.1"},
+			}},
+		}),
+		TrimLocalNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "bad"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"x", "10.0.0.0/33", "0.0.0.0/0", "10.112.0.0/12", "::/0"}}}),
 	}
 	tests := map[string]string{
 		"10.32.0.1":      `an address of this cluster's node "own-1"`,
@@ -80,8 +76,8 @@ func TestLocalCheck(t *testing.T) {
 		"172.32.0.1":     "",
 	}
 	for range 3 {
-		rand.Shuffle(len(config.Nodes), func(i, j int) { config.Nodes[i], config.Nodes[j] = config.Nodes[j], config.Nodes[i] })
-		l := NewLocal(config)
+		rand.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
+		l := NewLocal(nodes, prefixes("10.96.0.0/12", "fd96::/112"), prefixes("172.16.0.0/12"))
 		for addr, want := range tests {
 			got := ""
 			certain, err := l.check(netip.MustParseAddr(addr))
@@ -129,10 +125,7 @@ func TestLocalNodeIsEqualAfterHeartbeats(t *testing.T) {
 func bounded() Rules {
 	r := rules
 	r.NodeSubnets = prefixes("10.22.0.0/24", "10.32.0.0/16", "10.64.0.0/16", "10.96.0.0/16", "fd22::/64")
-	r.Local = NewLocal(LocalConfig{
-		Nodes:    []LocalNode{TrimLocalNode(localNode(1)), {Name: "shared", Addrs: []netip.Addr{netip.MustParseAddr("10.22.0.5")}}},
-		Services: prefixes("10.96.0.0/12"),
-	})
+	r.Local = NewLocal([]LocalNode{TrimLocalNode(localNode(1)), {Name: "shared", Addrs: []netip.Addr{netip.MustParseAddr("10.22.0.5")}}}, prefixes("10.96.0.0/12"), nil)
 	return r
 }
 
@@ -163,7 +156,7 @@ func TestLocalClaimRemovesNoPeer(t *testing.T) {
 	for name, hostile := range hostileLocals() {
 		t.Run(name, func(t *testing.T) {
 			rules := rules
-			rules.Local = NewLocal(LocalConfig{Nodes: []LocalNode{TrimLocalNode(localNode(1)), TrimLocalNode(hostile)}})
+			rules.Local = NewLocal([]LocalNode{TrimLocalNode(localNode(1)), TrimLocalNode(hostile)}, nil, nil)
 			for title, before := range map[string]Accepted{"accepted before": accepted, "read from disk": fromDisk} {
 				for range 3 {
 					var peers []Peer
@@ -190,7 +183,7 @@ func TestLocalClaimRemovesNoPeer(t *testing.T) {
 				t.Errorf("%d peers, rejected (-want +got):\n%s", len(peers), diff)
 			}
 			// Addresses that don't come from Nodes reject accepted endpoints.
-			rules.Local = NewLocal(LocalConfig{Nodes: []LocalNode{TrimLocalNode(hostile)}, Subnets: prefixes("10.22.0.0/16")})
+			rules.Local = NewLocal([]LocalNode{TrimLocalNode(hostile)}, nil, prefixes("10.22.0.0/16"))
 			if peers, _, _ := DesiredAfter(accepted, nodes, rules); len(peers) > 0 {
 				t.Errorf("in a subnet of ours: %+v", peers)
 			}
@@ -261,10 +254,10 @@ func BenchmarkLocal(b *testing.B) {
 		b.Run(fmt.Sprintf("build %d", count), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				NewLocal(LocalConfig{Nodes: nodes})
+				NewLocal(nodes, nil, nil)
 			}
 		})
-		l := NewLocal(LocalConfig{Nodes: nodes, Services: prefixes("10.96.0.0/12")})
+		l := NewLocal(nodes, prefixes("10.96.0.0/12"), nil)
 		b.Run(fmt.Sprintf("look-up %d", count), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

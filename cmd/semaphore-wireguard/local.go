@@ -87,7 +87,7 @@ func (l *local) build(context.Context) error {
 	if !synced || services == nil {
 		return nil
 	}
-	l.known.Store(peers.NewLocal(peers.LocalConfig{Nodes: nodes, Services: *services, Subnets: l.subnets}))
+	l.known.Store(peers.NewLocal(nodes, *services, l.subnets))
 	l.changed()
 	return nil
 }
