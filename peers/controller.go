@@ -120,6 +120,7 @@ func NewController(cfg ControllerConfig) *Controller {
 		rejected: map[Rejection]struct{}{},
 		// The remote controls how often its nodes change; it must not flood the log.
 		rejections: rate.NewLimiter(rate.Every(time.Second), 50),
+		paths:      newPaths(),
 	}
 	c.handshakes.fresh = map[tunnel.Key]*newPeer{}
 	c.state.Store(&State{Source: SourceNone})

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
@@ -23,10 +25,9 @@ const (
 	// sessionlessRate is for unheard peers without a session, with a burst of sessionlessBurst:
 	// WireGuard queues packets to them until there is a session, wireguard-go in 64 KiB
 	// each.
-	sessionlessRate   = 50
-	sessionlessBurst  = 100
-	sessionlessWindow = sessionlessBurst * time.Second / sessionlessRate
-	overdueRate       = 2000
+	sessionlessRate  = 50
+	sessionlessBurst = 100
+	overdueRate      = 2000
 	// suspectRate is for peers that are probed because another one seems to be down. All
 	// nodes that have lost it probe at the same time, so that a peer may receive this
 	// rate: with routineRate it is less than the 1,000 of net.ipv4.icmp_msgs_per_sec that
@@ -55,28 +56,21 @@ type paths struct {
 	ticked time.Time
 	alarm  time.Time // last
 
-	routine, overdue, suspects, sessionless tokenBucket
-	usedEvery                               time.Duration
-	idleEvery                               time.Duration
-	downEvery                               time.Duration
-	unheardEvery                            time.Duration
-	largeEvery                              time.Duration
+	routine, overdue, suspects, sessionless *rate.Limiter // of probes
+
+	usedEvery, idleEvery, downEvery, unheardEvery, largeEvery time.Duration
 }
 
-// tokenBucket limits a rate of probes.
-type tokenBucket struct{ left float64 }
-
-// refill adds the tokens of the time by, up to those of the time most.
-func (a *tokenBucket) refill(rate float64, by, most time.Duration) {
-	a.left = min(a.left+by.Seconds()*rate, most.Seconds()*rate)
-}
-
-func (a *tokenBucket) take() bool {
-	if a.left < 1 {
-		return false
+// newPaths returns the paths of a device without peers.
+func newPaths() paths {
+	// Two ticks' probes at once make up for a late tick.
+	limit := func(perSecond int) *rate.Limiter {
+		return rate.NewLimiter(rate.Limit(perSecond), perSecond*int(2*pathTick/time.Millisecond)/1000)
 	}
-	a.left--
-	return true
+	return paths{
+		routine: limit(maxRoutineRate), overdue: limit(overdueRate), suspects: limit(suspectRate),
+		sessionless: rate.NewLimiter(sessionlessRate, sessionlessBurst),
+	}
 }
 
 // set replaces the peers, which are probed by addrs, where valid. Known peers keep their
@@ -127,8 +121,8 @@ func (ps *paths) updateIntervals() {
 			idle++
 		}
 	}
-	every := func(n int, rate float64, least time.Duration) time.Duration {
-		return max(least, time.Duration(float64(n)/rate*float64(time.Second)))
+	every := func(n int, perSecond float64, least time.Duration) time.Duration {
+		return max(least, time.Duration(float64(n)/perSecond*float64(time.Second)))
 	}
 	ps.usedEvery = every(used, usedRate, usedInterval)
 	ps.idleEvery = every(idle, routineRate-largeRate-float64(used)/ps.usedEvery.Seconds(), usedInterval)
@@ -175,16 +169,10 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	gap := pathTick
-	if ps.ticked.IsZero() {
-		ps.sessionless.left = sessionlessBurst
-	} else {
+	if !ps.ticked.IsZero() {
 		gap = now.Sub(ps.ticked)
 	}
 	ps.ticked = now
-	ps.routine.refill(maxRoutineRate, gap, 2*pathTick)
-	ps.overdue.refill(overdueRate, gap, 2*pathTick)
-	ps.suspects.refill(suspectRate, gap, 2*pathTick)
-	ps.sessionless.refill(sessionlessRate, gap, sessionlessWindow)
 	var overdue, suspected, due, large, sessionless []*path
 	suspicion := false
 	for _, p := range ps.of {
@@ -228,9 +216,9 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 			}
 		}
 	}
-	ask := func(some []*path, bound *tokenBucket, large bool) {
+	ask := func(some []*path, bound *rate.Limiter, large bool) {
 		for _, p := range some {
-			if !bound.take() {
+			if !bound.AllowN(now, 1) {
 				return
 			}
 			send = append(send, probe{p.key, p.addr, large})
@@ -248,12 +236,12 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 		})
 		return some
 	}
-	ask(inOrder(overdue), &ps.overdue, false)
-	ask(inOrder(suspected), &ps.suspects, false)
-	ask(inOrder(due), &ps.routine, false)
-	ask(inOrder(large), &ps.routine, true)
+	ask(inOrder(overdue), ps.overdue, false)
+	ask(inOrder(suspected), ps.suspects, false)
+	ask(inOrder(due), ps.routine, false)
+	ask(inOrder(large), ps.routine, true)
 	// Unsorted: thousands of them may wait for their first probe.
-	ask(sessionless, &ps.sessionless, false)
+	ask(sessionless, ps.sessionless, false)
 	return send, changed, handshakes
 }
 

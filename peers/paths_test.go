@@ -48,7 +48,7 @@ func keyOf(n int) (k tunnel.Key) {
 
 func newMesh(t *testing.T, size int) *mesh {
 	t.Helper()
-	m := &mesh{t: t, now: time.Unix(1_800_000_000, 0), cut: map[tunnel.Key]bool{}, deaf: map[tunnel.Key]bool{}}
+	m := &mesh{paths: newPaths(), t: t, now: time.Unix(1_800_000_000, 0), cut: map[tunnel.Key]bool{}, deaf: map[tunnel.Key]bool{}}
 	configured := map[tunnel.Key]time.Time{}
 	for i := range size {
 		p := peer(1)
