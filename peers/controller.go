@@ -82,11 +82,13 @@ type Controller struct {
 	activity   activity
 	paths      paths
 	probing    probing
-	renewing   renewing
-	unprobed   atomic.Pointer[string] // why; nil: peers are probed
-	index      int                    // of the link whose peers are in state
-	saveMu     sync.Mutex
-	toSave     *applied // nil: nothing new
+	// The earliest and the next time of Renew, which owns them.
+	renewAfter, renewDue time.Time
+
+	unprobed atomic.Pointer[string] // why; nil: peers are probed
+	index    int                    // of the link whose peers are in state
+	saveMu   sync.Mutex
+	toSave   func() []Remembered // what Reconcile applied; nil: nothing new
 }
 
 // State is what a Controller last applied. It is immutable.
@@ -102,13 +104,6 @@ type State struct {
 	Restored []netip.Addr
 	// Repairs counts the passes that restored what another program had changed on the device.
 	Repairs int
-}
-
-// applied is what Reconcile applied, for Save. It is immutable.
-type applied struct {
-	accepted Accepted
-	nodes    []*Node
-	peers    []Peer
 }
 
 // NewController returns a controller that starts from the stored nodes. A store that
@@ -210,7 +205,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 			// The device lost its peers.
 			configured, fresh = configuredSince(before, previous, peers, false)
 		}
-		c.handshakes.add(before, fresh)
+		c.handshakes.add(before, own, fresh)
 		defer c.notifyFresh()
 	}
 	c.index = index
@@ -223,7 +218,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	if source == SourceAPI {
 		if !rules.LocalUnknown && (!c.queued || changes != (tunnel.Changes{})) {
 			c.saveMu.Lock()
-			c.toSave = &applied{accepted, nodes, peers}
+			c.toSave = func() []Remembered { return accepted.remember(nodes, peers) }
 			c.saveMu.Unlock()
 			c.queued = true
 		}
@@ -297,7 +292,7 @@ func (c *Controller) Save(context.Context) error {
 	if last == nil {
 		return nil
 	}
-	err := c.cfg.Store.Save(last.accepted.remember(last.nodes, last.peers))
+	err := c.cfg.Store.Save(last())
 	if err != nil {
 		c.saveMu.Lock()
 		if c.toSave == nil {

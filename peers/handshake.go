@@ -3,6 +3,7 @@ package peers
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -62,7 +63,7 @@ func (c *Controller) Rehandshake(ctx context.Context) error {
 	if _, exists := c.cfg.Device.Index(); !exists {
 		return nil
 	}
-	c.handshakes.takeArrivals(c.cfg.Device.PublicKey())
+	c.handshakes.takeArrivals()
 	started := time.Now()
 	due := c.handshakes.due(started)
 	if len(due) == 0 {
@@ -103,7 +104,7 @@ func (c *Controller) RehandshakeDue() time.Time { return c.handshakes.nextDue() 
 // handshakes is the state of the first handshakes with new peers.
 type handshakes struct {
 	mu       sync.Mutex
-	arrivals []arrival
+	arrivals map[tunnel.Key]*newPeer
 
 	// Owned by Rehandshake.
 
@@ -111,29 +112,24 @@ type handshakes struct {
 	notBefore time.Time // earliest next pass
 }
 
-// arrival are peers that were configured at a time.
-type arrival struct {
-	at    time.Time
-	peers []Peer
-}
-
-// add queues peers that were configured at the given time.
-func (h *handshakes) add(at time.Time, peers []Peer) {
+// add queues peers that were configured at the given time on the device with the key own.
+func (h *handshakes) add(at time.Time, own tunnel.Key, peers []Peer) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.arrivals = append(h.arrivals, arrival{at, peers})
+	if h.arrivals == nil {
+		h.arrivals = make(map[tunnel.Key]*newPeer, len(peers))
+	}
+	for i := range peers {
+		key := peers[i].PublicKey
+		h.arrivals[key] = &newPeer{since: at, next: at.Add(attemptTimes()[0]), passive: !peers[i].Endpoint.IsValid(), initiator: own.Compare(key) < 0}
+	}
 }
 
 // takeArrivals moves queued peers to fresh.
-func (h *handshakes) takeArrivals(own tunnel.Key) {
+func (h *handshakes) takeArrivals() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, a := range h.arrivals {
-		for i := range a.peers {
-			key := a.peers[i].PublicKey
-			h.fresh[key] = &newPeer{since: a.at, next: a.at.Add(attemptTimes()[0]), passive: !a.peers[i].Endpoint.IsValid(), initiator: own.Compare(key) < 0}
-		}
-	}
+	maps.Copy(h.fresh, h.arrivals)
 	h.arrivals = nil
 }
 

@@ -15,7 +15,7 @@ import (
 // runDue makes the controller do what is due within the next quarter of a second.
 func runDue(t *testing.T, c *Controller) {
 	t.Helper()
-	c.handshakes.takeArrivals(c.cfg.Device.PublicKey())
+	c.handshakes.takeArrivals()
 	for _, peer := range c.handshakes.fresh {
 		peer.next = peer.next.Add(-time.Second / 4)
 	}

@@ -162,7 +162,7 @@ func (c *Controller) Unprobed() string {
 // [Device.Nudge]. It reads the whole device, and may run concurrently with everything but
 // itself. Call it after ControllerConfig.Renew and at RenewDue.
 func (c *Controller) Renew(ctx context.Context) error {
-	if _, exists := c.cfg.Device.Index(); !exists || time.Now().Before(c.renewing.notBefore) {
+	if _, exists := c.cfg.Device.Index(); !exists || time.Now().Before(c.renewAfter) {
 		return nil
 	}
 	started := time.Now()
@@ -180,21 +180,18 @@ func (c *Controller) Renew(ctx context.Context) error {
 		return do
 	})
 	took := time.Since(started)
-	c.renewing.notBefore = started.Add(max(verifyAgain, min(readRest*took, time.Duration(read)*pausePerPeer)))
-	c.renewing.due = time.Time{}
+	c.renewAfter = started.Add(max(verifyAgain, min(readRest*took, time.Duration(read)*pausePerPeer)))
+	c.renewDue = time.Time{}
 	if begun > 0 {
 		c.log.Debug("handshakes sent to unresponsive peers", "peers", begun)
-		c.renewing.due = c.renewing.notBefore
+		c.renewDue = c.renewAfter
 	}
 	return err
 }
 
-// renewing is the earliest and the next time of Renew, which owns it.
-type renewing struct{ notBefore, due time.Time }
-
 // RenewDue returns when Renew is due without ControllerConfig.Renew; zero: never. It must
 // not run concurrently with Renew.
-func (c *Controller) RenewDue() time.Time { return c.renewing.due }
+func (c *Controller) RenewDue() time.Time { return c.renewDue }
 
 // Paths returns the paths to all peers, sorted by node.
 func (c *Controller) Paths() []Path { return c.paths.export() }
