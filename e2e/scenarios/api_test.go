@@ -86,6 +86,7 @@ func TestRemoteAPIServerAway(t *testing.T) {
 
 	t.Run("an expired token is reported and a new one is used", func(t *testing.T) {
 		credentials := agent.Remote["gcp"]
+		must(t, credentials.Invalidate(t.Context()))
 		must(t, credentials.Expire(t.Context()))
 		p.GCP.StopAPI()
 		must(t, p.GCP.StartAPI(within(t, 3*time.Minute)))

@@ -88,6 +88,17 @@ func (cr *Credentials) Expire(ctx context.Context) error {
 	return cr.SetToken(token)
 }
 
+// Invalidate replaces the account by one of the same name and rights, so that its earlier
+// tokens are refused, also those that a program has read already.
+func (cr *Credentials) Invalidate(ctx context.Context) error {
+	accounts := cr.cluster.client.CoreV1().ServiceAccounts(cr.Namespace)
+	if err := accounts.Delete(ctx, cr.Name, metav1.DeleteOptions{}); err != nil {
+		return err
+	}
+	_, err := accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: cr.Name}}, metav1.CreateOptions{})
+	return err
+}
+
 // SetToken writes a token as the kubelet does: a reader sees the old one or the
 // new one, never a part.
 func (cr *Credentials) SetToken(token string) error {

@@ -49,9 +49,8 @@ type ClientConfig struct {
 
 // RESTConfig returns the configuration of a client.
 //
-// It makes no request. The CA is loaded before the first request and reloaded as
-// described at caTransport. Token files and kubeconfigs are checked for changes at each
-// request, so that a rotated token is used at once. Redirects are not followed.
+// It makes no request. CA certificates and kubeconfigs are loaded before the first request
+// and reloaded as described at reloadingTransport. Redirects are not followed.
 //
 // The client doesn't limit the rate of requests, which is left to the API server's
 // priority and fairness. It prefers protobuf.
@@ -63,20 +62,23 @@ func RESTConfig(c ClientConfig) (*rest.Config, error) {
 		UserAgent: c.UserAgent, QPS: -1,
 		ContentConfig: rest.ContentConfig{AcceptContentTypes: typeProtobuf + "," + typeJSON},
 	}
+	var from source
 	if c.Access.Kubeconfig != "" {
-		transport, err := newKubeconfigTransport(c)
-		if err != nil {
+		var err error
+		if from, err = kubeconfigSource(c.Access.Kubeconfig); err != nil {
 			return nil, err
 		}
-		cfg.Host, cfg.Transport = transport.asked.String(), transport
+		cfg.Host = from.asked.String()
 	} else {
-		base, source, err := c.base()
+		base, authority, err := c.base()
 		if err != nil {
 			return nil, err
 		}
 		cfg.Host, cfg.APIPath = base.Host, base.APIPath
-		cfg.Transport, _ = c.reach(base, source)
+		addToken(cfg, base)
+		from = authority.of(base)
 	}
+	cfg.Transport = newReloadingTransport(from, &c)
 	if c.Bounds.Answer > 0 {
 		// Warnings contain text of the remote and would be logged.
 		cfg.WarningHandler = rest.NoWarnings{}
@@ -88,35 +90,6 @@ func RESTConfig(c ClientConfig) (*rest.Config, error) {
 		return &answerTransport{limit: c.Bounds.Answer, next: next}
 	})
 	return cfg, nil
-}
-
-// reach returns a transport to a server, with its CA and credentials.
-func (c *ClientConfig) reach(base *rest.Config, source caSource) (http.RoundTripper, *caTransport) {
-	tokenFile := base.BearerTokenFile
-	if tokenFile != "" {
-		// client-go's BearerTokenFile caches a token for a minute, even when the server
-		// rejects it.
-		base.BearerToken, base.BearerTokenFile = "", ""
-	}
-	base.CAFile, base.CAData = "", nil
-	base.DisableCompression = c.Bounds.Answer > 0
-	ca := newCATransport(source, builder(base), c.Logger)
-	if c.Dial != nil {
-		ca.dial = c.Dial
-	}
-	if tokenFile == "" {
-		return ca, ca
-	}
-	return &tokenTransport{file: tokenFile, next: ca}, ca
-}
-
-// builder returns a function that makes transports for base with other CA certificates.
-func builder(base *rest.Config) transportBuilder {
-	return func(pem []byte, dial dialFunc) (http.RoundTripper, error) {
-		cfg := rest.CopyConfig(base)
-		cfg.CAData, cfg.Dial = pem, dial
-		return rest.TransportFor(cfg)
-	}
 }
 
 // inClusterCA has the CA of a pod's own cluster; the kubelet mounts it.

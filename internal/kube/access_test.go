@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -12,7 +11,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -143,9 +141,9 @@ func TestServerOfAnotherNameIsRefused(t *testing.T) {
 	}
 }
 
-// newTestCATransport loads whenever it has a reason.
-func newTestCATransport(source caSource) *caTransport {
-	t := newCATransport(source, builder(&rest.Config{}), slog.New(slog.DiscardHandler))
+// newTestTransport loads whenever it has a reason.
+func newTestTransport(authority caSource) *reloadingTransport {
+	t := newReloadingTransport(authority.of(&rest.Config{}), &ClientConfig{Logger: slog.New(slog.DiscardHandler)})
 	t.interval = 0
 	return t
 }
@@ -153,7 +151,7 @@ func newTestCATransport(source caSource) *caTransport {
 func TestRenewedAuthorityIsFetchedAgain(t *testing.T) {
 	before, after := newAuthority(), newAuthority()
 	api, fetch := newAPIServer(t, before), newCAServer(t, before.pem)
-	transport := newTestCATransport(caURL(fetch.URL, nil))
+	transport := newTestTransport(caURL(fetch.URL, nil))
 	client := clientOf(t, &rest.Config{Host: api.url(), Transport: transport})
 	if err := listNodes(t.Context(), client); err != nil {
 		t.Fatal(err)
@@ -173,7 +171,7 @@ func TestAuthorityFileIsReadAgain(t *testing.T) {
 	before, after := newAuthority(), newAuthority()
 	api := newAPIServer(t, before)
 	file := writeTemp(t, "ca.pem", before.pem)
-	transport := newTestCATransport(caFile(file))
+	transport := newTestTransport(caFile(file))
 	client := clientOf(t, &rest.Config{Host: api.url(), Transport: transport})
 	if err := listNodes(t.Context(), client); err != nil {
 		t.Fatal(err)
@@ -186,23 +184,28 @@ func TestAuthorityFileIsReadAgain(t *testing.T) {
 	}
 }
 
-func TestRequestWithABodySurvivesARenewedAuthority(t *testing.T) {
+// TestRequestWithABodyBeforeARenewedAuthority checks that a request with a body that fails
+// because the CA was renewed succeeds when it is repeated.
+func TestRequestWithABodyBeforeARenewedAuthority(t *testing.T) {
 	before, after := newAuthority(), newAuthority()
 	server := newTLSServer(t, after, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(w, r.Body)
 	}))
 	file := writeTemp(t, "ca.pem", before.pem)
-	transport := newTestCATransport(caFile(file))
+	transport := newTestTransport(caFile(file))
 	t.Cleanup(transport.CloseIdleConnections)
-	if _, err := transport.reload(t.Context(), nil, 0); err != nil {
+	if _, err := transport.reload(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
 	replaceFile(t, file, after.pem)
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, strings.NewReader("payload"))
-	if err != nil {
-		t.Fatal(err)
+	client := &http.Client{Transport: transport}
+	post := func() (*http.Response, error) {
+		return client.Post(server.URL, "text/plain", strings.NewReader("payload"))
 	}
-	response, err := transport.RoundTrip(request)
+	if response, err := post(); err == nil || !strings.Contains(err.Error(), "before it was reloaded") {
+		t.Fatalf("response %v, error %v", response, err)
+	}
+	response, err := post()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +252,7 @@ func TestAuthorityThatCannotBeFetched(t *testing.T) {
 func TestAuthorityOfAnUntrustedServer(t *testing.T) {
 	ca := newAuthority()
 	fetch := newTLSServer(t, newAuthority(), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(ca.pem) }))
-	_, err := caURL(fetch.URL, nil).load(t.Context())
+	_, err := caURL(fetch.URL, nil).load()
 	if err == nil || !strings.Contains(err.Error(), "certificate signed by unknown authority") {
 		t.Errorf("error %v, want the address itself to be refused", err)
 	}
@@ -268,17 +271,17 @@ func TestAuthorityServerThatHangs(t *testing.T) {
 		t.Errorf("timeout %v, want %v", client.Timeout, caTimeout)
 	}
 	client.Timeout = 50 * time.Millisecond
-	if _, err := fetchCA(t.Context(), client, hanging().URL); err == nil || !strings.Contains(err.Error(), "Client.Timeout exceeded") {
+	if _, err := fetchCA(client, hanging().URL); err == nil || !strings.Contains(err.Error(), "Client.Timeout exceeded") {
 		t.Errorf("error %v, want the timeout", err)
 	}
 
 	// Requests that wait for one another can be cancelled meanwhile.
 	fetch := hanging()
-	transport := newTestCATransport(caURL(fetch.URL, nil))
+	transport := newTestTransport(caURL(fetch.URL, nil))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 2)
 	for range cap(done) {
-		go func() { _, err := transport.reload(ctx, nil, 0); done <- err }()
+		go func() { _, err := transport.reload(ctx, 0); done <- err }()
 	}
 	eventually(t, "a fetch is under way", func() bool { return fetch.fetches.Load() == 1 })
 	cancel()
@@ -347,6 +350,9 @@ func TestKubeconfig(t *testing.T) {
 	}
 	api.set(func() { api.token = "next" })
 	replaceFile(t, token, []byte("next"))
+	if err := listNodes(t.Context(), client); err == nil || !strings.Contains(err.Error(), "Unauthorized") {
+		t.Errorf("error %v with the cached token, want Unauthorized", err)
+	}
 	if err := listNodes(t.Context(), client); err != nil {
 		t.Errorf("after the token was replaced: %v", err)
 	}
@@ -371,104 +377,13 @@ func TestTokenIsReadAsItRotates(t *testing.T) {
 	}
 }
 
-// TestTokenIsTheOneInTheFile changes old and new files with as few visible signs as
-// possible.
-func TestTokenIsTheOneInTheFile(t *testing.T) {
-	long := time.Now().Add(-time.Hour)
-	aged := func(path string, at time.Time) {
-		if err := os.Chtimes(path, at, at); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for name, tt := range map[string]struct {
-		settled bool
-		change  func(path string)
-	}{
-		"replaced by one as old and as long": {true, func(path string) {
-			replaceFile(t, path, []byte("token-2"))
-			aged(path, long)
-		}},
-		"written over": {true, func(path string) {
-			if err := os.WriteFile(path, []byte("token-2"), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}},
-		"written over in the same tick": {false, func(path string) {
-			before, err := os.Stat(path)
-			if err == nil {
-				err = os.WriteFile(path, []byte("token-2"), 0o600)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			aged(path, before.ModTime())
-		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			path := writeTemp(t, "token", []byte("token-1"))
-			if tt.settled {
-				aged(path, long)
-			}
-			transport := &tokenTransport{file: path}
-			want := func(token string) {
-				t.Helper()
-				for range 2 {
-					if got, err := transport.authorization(); err != nil || got != "Bearer "+token {
-						t.Errorf("header %q, %v, want that with %s", got, err, token)
-					}
-				}
-			}
-			want("token-1")
-			tt.change(path)
-			want("token-2")
-			if err := os.Remove(path); err != nil {
-				t.Fatal(err)
-			}
-			if got, err := transport.authorization(); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("header %q, %v without a file", got, err)
-			}
-			replaceFile(t, path, []byte("token-3"))
-			want("token-3")
-		})
-	}
-}
-
-// TestTokenOfAFileThatShowsNothing changes the content of a file without any change of its
-// metadata, as in some FUSE file systems: the old content isn't used for ever.
-func TestTokenOfAFileThatShowsNothing(t *testing.T) {
-	path := writeTemp(t, "token", nil)
-	synctest.Test(t, func(t *testing.T) {
-		made := time.Now().Add(-time.Hour)
-		transport := &tokenTransport{file: path}
-		for n := range 3 {
-			err := os.WriteFile(path, fmt.Appendf(nil, "token-%d", n), 0o600)
-			if err == nil {
-				err = os.Chtimes(path, made, made)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			// As many requests as there may be: they don't put it off.
-			for range 20 {
-				time.Sleep(fileTrusted / 20)
-				if _, err := transport.authorization(); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if got, err := transport.authorization(); err != nil || got != fmt.Sprintf("Bearer token-%d", n) {
-				t.Errorf("header %q, %v, want that with token-%d", got, err, n)
-			}
-		}
-	})
-}
-
 func TestTokensThatCannotBeUsed(t *testing.T) {
 	ca := newAuthority()
 	api := newAPIServer(t, ca)
 	for name, tt := range map[string]struct{ content, want string }{
-		"empty":     {" \n", "is empty"},
-		"two lines": {secret + "\n" + secret, "contains characters that a token can't have"},
-		"not text":  {secret + "\x00", "contains characters that a token can't have"},
+		"empty":     {" \n", "read empty token"},
+		"two lines": {secret + "\n" + secret, `invalid header field value for "Authorization"`},
+		"not text":  {secret + "\x00", `invalid header field value for "Authorization"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := clientFor(t, config.Access{APIURL: api.url(), CAFile: writeTemp(t, "ca", ca.pem), TokenFile: writeTemp(t, "token", []byte(tt.content))})
@@ -479,7 +394,7 @@ func TestTokensThatCannotBeUsed(t *testing.T) {
 		})
 	}
 	client := clientFor(t, config.Access{APIURL: api.url(), CAFile: writeTemp(t, "ca", ca.pem), TokenFile: "/nowhere/token"})
-	if err := listNodes(t.Context(), client); !errors.Is(err, os.ErrNotExist) {
+	if err := listNodes(t.Context(), client); err == nil || !strings.Contains(err.Error(), "/nowhere/token: no such file") {
 		t.Errorf("error %v, want that of the missing file", err)
 	}
 }

@@ -7,7 +7,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -16,17 +18,19 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/connrotation"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 )
 
-// watchOver starts a watch through a transport that reloads the CA at an interval.
-func watchOver(t *testing.T, api *apiServer, source caSource, period time.Duration) (*bench, *logtest.Buffer) {
+// watchOver starts a watch through a transport that reloads its access at an interval.
+func watchOver(t *testing.T, api *apiServer, from source, period time.Duration) (*bench, *logtest.Buffer) {
 	t.Helper()
 	var log logtest.Buffer
-	transport := newCATransport(source, builder(&rest.Config{}), slog.New(slog.NewTextHandler(&log, nil)))
-	transport.period, transport.interval = period, 0
+	from.period = period
+	transport := newReloadingTransport(from, &ClientConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	transport.interval = 0
 	cfg := &rest.Config{Host: api.url(), Transport: transport}
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return &answerTransport{limit: testBounds.Answer, next: next}
@@ -54,16 +58,20 @@ func TestConnectionOfAReplacedAuthorityIsClosed(t *testing.T) {
 			before, after := newAuthority(), newAuthority()
 			api := newAPIServer(t, before)
 			path := writeTemp(t, "ca", before.pem)
-			source, replace := caFile(path), func() { replaceFile(t, path, after.pem) }
+			from, replace := caFile(path).of(&rest.Config{}), func() { replaceFile(t, path, after.pem) }
 			switch kind {
 			case "kubeconfig":
 				kubeconfigFor(t, path, api.url(), before)
-				source, replace = caKubeconfig(path), func() { kubeconfigFor(t, path, api.url(), after) }
+				var err error
+				if from, err = kubeconfigSource(path); err != nil {
+					t.Fatal(err)
+				}
+				replace = func() { kubeconfigFor(t, path, api.url(), after) }
 			case "URL":
 				fetch := newCAServer(t, before.pem)
-				source, replace = caURL(fetch.URL, nil), func() { fetch.serve(after.pem) }
+				from, replace = caURL(fetch.URL, nil).of(&rest.Config{}), func() { fetch.serve(after.pem) }
 			}
-			b, log := watchOver(t, api, source, 20*time.Millisecond)
+			b, log := watchOver(t, api, from, 20*time.Millisecond)
 			eventually(t, "sync", b.watch.Synced)
 			// The server goes on with the old key.
 			replace()
@@ -71,7 +79,7 @@ func TestConnectionOfAReplacedAuthorityIsClosed(t *testing.T) {
 				return b.watch.Err() != nil && strings.Contains(b.watch.Err().Error(), "does not verify with the authority")
 			})
 			api.apply("forged", "v1", "")
-			if text := log.String(); !strings.Contains(text, "certificate authority replaced") || !strings.Contains(text, "closed_connections=1") {
+			if text := log.String(); !strings.Contains(text, "access to the API server replaced") || !strings.Contains(text, "connections_closed=true") {
 				t.Errorf("log:\n%s", text)
 			}
 			// And gets a certificate of the new one.
@@ -90,11 +98,11 @@ func TestConnectionStaysWhenAnAuthorityIsAdded(t *testing.T) {
 	before, after := newAuthority(), newAuthority()
 	api := newAPIServer(t, before)
 	file := writeTemp(t, "ca", before.pem)
-	b, log := watchOver(t, api, caFile(file), 20*time.Millisecond)
+	b, log := watchOver(t, api, caFile(file).of(&rest.Config{}), 20*time.Millisecond)
 	eventually(t, "sync", b.watch.Synced)
 	requests := len(api.seen())
 	replaceFile(t, file, append(append([]byte{}, after.pem...), before.pem...))
-	eventually(t, "the new authorities", func() bool { return strings.Contains(log.String(), "closed_connections=0") })
+	eventually(t, "the new authorities", func() bool { return strings.Contains(log.String(), "connections_closed=false") })
 	api.apply("a", "v1", "")
 	eventually(t, "an event", func() bool { return b.has(node{"a", "v1"}) })
 	if n := len(api.seen()); n != requests {
@@ -102,10 +110,27 @@ func TestConnectionStaysWhenAnAuthorityIsAdded(t *testing.T) {
 	}
 	// The remaining certificate verifies no open connection.
 	replaceFile(t, file, after.pem)
-	eventually(t, "the old one's end", func() bool { return strings.Contains(log.String(), "closed_connections=1") })
+	eventually(t, "the old one's end", func() bool { return strings.Contains(log.String(), "connections_closed=true") })
 	api.set(func() { api.cert = after.issue() })
 	api.apply("b", "v1", "")
 	eventually(t, "going on", func() bool { return b.has(node{"a", "v1"}, node{"b", "v1"}) })
+}
+
+// TestConnectionDialedDuringARevocationIsClosed has a server that accepts a connection only
+// after its authority was removed.
+func TestConnectionDialedDuringARevocationIsClosed(t *testing.T) {
+	near, far := net.Pipe()
+	c := &connections{}
+	c.Dialer = connrotation.NewDialer(func(context.Context, string, string) (net.Conn, error) {
+		c.revoke()
+		return near, nil
+	})
+	if conn, err := c.DialContext(t.Context(), "tcp", "api.example:6443"); err == nil {
+		t.Errorf("connected: %v", conn)
+	}
+	if _, err := far.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("error %v, want that of a closed connection", err)
+	}
 }
 
 func TestAuthorityThatCannotBeLoadedAgainStays(t *testing.T) {
@@ -113,7 +138,7 @@ func TestAuthorityThatCannotBeLoadedAgainStays(t *testing.T) {
 	ca := newAuthority()
 	api := newAPIServer(t, ca)
 	file := writeTemp(t, "ca", ca.pem)
-	b, log := watchOver(t, api, caFile(file), 5*time.Millisecond)
+	b, log := watchOver(t, api, caFile(file).of(&rest.Config{}), 5*time.Millisecond)
 	eventually(t, "sync", b.watch.Synced)
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
@@ -136,16 +161,12 @@ type hanging struct {
 	ended chan struct{}
 }
 
-func (h *hanging) load(ctx context.Context) ([]byte, error) {
+func (h *hanging) load() ([]byte, error) {
 	if h.loads.Add(1) == 1 {
 		return h.pem, nil
 	}
-	select {
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-h.ended:
-		return nil, errors.New("ended")
-	}
+	<-h.ended
+	return nil, errors.New("ended")
 }
 
 // TestRequestsDoNotWaitForAReloadOfTheCA checks that a hanging reload of the CA
@@ -156,7 +177,7 @@ func TestRequestsDoNotWaitForAReloadOfTheCA(t *testing.T) {
 	api := newAPIServer(t, ca)
 	source := &hanging{pem: ca.pem, ended: make(chan struct{})}
 	t.Cleanup(func() { close(source.ended) })
-	b, _ := watchOver(t, api, caSource{"hanging", time.Hour, source.load}, time.Millisecond)
+	b, _ := watchOver(t, api, caSource{"hanging", time.Hour, source.load}.of(&rest.Config{}), time.Millisecond)
 	eventually(t, "sync", b.watch.Synced)
 	eventually(t, "another load", func() bool { return source.loads.Load() > 1 })
 	for i := range 3 {

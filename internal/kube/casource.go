@@ -2,9 +2,9 @@ package kube
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/hex"
 	"encoding/pem"
 	"errors"
@@ -15,47 +15,53 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/rest"
 )
 
 const (
 	caTimeout  = 10 * time.Second // of one fetch
 	caMaxBytes = 1 << 20
 	// Intervals of periodic reloads.
-	caFilePeriod = 5 * time.Second
-	caURLPeriod  = time.Hour
+	filePeriod  = 5 * time.Second
+	caURLPeriod = time.Hour
 )
 
 // caSource is a source of CA certificates.
 type caSource struct {
 	name   string // for logs
 	period time.Duration
-	load   func(ctx context.Context) (pem []byte, err error)
+	load   func() (pem []byte, err error)
+}
+
+// of returns a source of base with these CA certificates.
+func (s caSource) of(base *rest.Config) source {
+	load := func() (*access, error) {
+		content, err := s.load()
+		if err != nil {
+			return nil, fmt.Errorf("load certificate authority: %w", err)
+		}
+		certs, err := parseCerts(content)
+		if err != nil {
+			return nil, fmt.Errorf("load certificate authority: %s %w", s.name, err)
+		}
+		cfg := rest.CopyConfig(base)
+		cfg.CAData = content
+		return &access{cfg: cfg, certs: certs}, nil
+	}
+	return source{
+		name: s.name, period: s.period, load: load,
+		failing: "certificate authority can't be reloaded, the last one stays in use", over: "certificate authority reloaded",
+	}
 }
 
 // caFile is a file in PEM.
 func caFile(path string) caSource {
-	return caSource{path, caFilePeriod, func(context.Context) ([]byte, error) { return os.ReadFile(path) }}
+	return caSource{path, filePeriod, func() ([]byte, error) { return os.ReadFile(path) }}
 }
 
 // caGiven is a constant.
 func caGiven(pem []byte) caSource {
-	return caSource{"the caller", caURLPeriod, func(context.Context) ([]byte, error) { return pem, nil }}
-}
-
-// caKubeconfig is a kubeconfig with certificate-authority-data.
-func caKubeconfig(path string) caSource {
-	return caSource{path, caFilePeriod, func(context.Context) ([]byte, error) {
-		loaded, err := clientcmd.LoadFromFile(path)
-		if err != nil {
-			return nil, err
-		}
-		cfg, err := clientcmd.NewDefaultClientConfig(*loaded, nil).ClientConfig()
-		if err != nil {
-			return nil, err
-		}
-		return cfg.CAData, nil
-	}}
+	return caSource{"the caller", caURLPeriod, func() ([]byte, error) { return pem, nil }}
 }
 
 // caURL is an https URL whose own certificate must verify with the system's CAs. Pins are
@@ -63,8 +69,8 @@ func caKubeconfig(path string) caSource {
 // certificates are trusted.
 func caURL(address string, pins []string) caSource {
 	client := caClient()
-	return caSource{address, caURLPeriod, func(ctx context.Context) ([]byte, error) {
-		content, err := fetchCA(ctx, client, address)
+	return caSource{address, caURLPeriod, func() ([]byte, error) {
+		content, err := fetchCA(client, address)
 		if err != nil {
 			return nil, err
 		}
@@ -88,12 +94,8 @@ func caClient() *http.Client {
 	}
 }
 
-func fetchCA(ctx context.Context, client *http.Client, address string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, http.NoBody)
-	if err != nil {
-		return nil, err
-	}
-	response, err := client.Do(req)
+func fetchCA(client *http.Client, address string) ([]byte, error) {
+	response, err := client.Get(address)
 	if err != nil {
 		return nil, err
 	}
@@ -134,4 +136,25 @@ func pinned(content []byte, pins []string) ([]byte, error) {
 		return nil, errors.New("no certificate of the response has a configured SHA-256 fingerprint")
 	}
 	return kept.Bytes(), nil
+}
+
+// parseCerts converts certificates from PEM to DER.
+func parseCerts(content []byte) (map[string]struct{}, error) {
+	certs := map[string]struct{}{}
+	for {
+		var block *pem.Block
+		if block, content = pem.Decode(content); block == nil {
+			break
+		}
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		if _, err := x509.ParseCertificate(block.Bytes); err == nil {
+			certs[string(block.Bytes)] = struct{}{}
+		}
+	}
+	if len(certs) == 0 {
+		return nil, errors.New("contains no certificate in PEM")
+	}
+	return certs, nil
 }

@@ -120,7 +120,7 @@ func TestProxyOfAuthorities(t *testing.T) {
 	t.Setenv("NO_PROXY", "")
 	t.Setenv("https_proxy", "")
 	t.Setenv("no_proxy", "")
-	if _, err := caURL("https://ca.example/ca.pem", nil).load(t.Context()); err == nil || !strings.Contains(err.Error(), "proxyconnect") {
+	if _, err := caURL("https://ca.example/ca.pem", nil).load(); err == nil || !strings.Contains(err.Error(), "proxyconnect") {
 		t.Errorf("%v, expected the proxy's", err)
 	}
 }

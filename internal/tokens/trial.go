@@ -10,6 +10,7 @@ import (
 	"time"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
@@ -83,29 +84,25 @@ func NewTrials(c TrialConfig) *Trials {
 	return t
 }
 
-// asker returns a function that requests paths over a new connection.
+// asker returns a function that requests paths over a new connection. Each call makes a
+// client, because a client doesn't read a token file again before each request.
 func asker(c kube.ClientConfig, paths []string) func(context.Context) error {
-	var client kube.Client
-	closeIdle := func() {}
-	lazy := func() (kube.Client, error) {
-		if client != nil {
-			return client, nil
-		}
-		cfg, err := kube.RESTConfig(c)
-		if err != nil {
-			return nil, err
-		}
-		made, err := kube.NewClient(cfg)
-		if err != nil {
-			return nil, err
-		}
-		client, closeIdle = made, func() { utilnet.CloseIdleConnectionsFor(cfg.Transport) }
-		return client, nil
-	}
+	var cfg *rest.Config // with the loaded CA
 	return func(ctx context.Context) error {
-		defer func() { closeIdle() }()
+		if cfg == nil {
+			made, err := kube.RESTConfig(c)
+			if err != nil {
+				return err
+			}
+			cfg = made
+		}
+		client, err := kube.NewClient(cfg)
+		if err != nil {
+			return err
+		}
+		defer utilnet.CloseIdleConnectionsFor(cfg.Transport)
 		for _, path := range paths {
-			if err := kube.Get(lazy, path)(ctx); err != nil {
+			if err := kube.Get(func() (kube.Client, error) { return client, nil }, path)(ctx); err != nil {
 				return err
 			}
 		}

@@ -3,9 +3,15 @@ package tokens
 import (
 	"context"
 	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // TestTrials requests reports of a remote that changes its mind, and of one that doesn't
@@ -39,6 +45,37 @@ func TestTrials(t *testing.T) {
 		synctest.Wait()
 		time.Sleep(trialTimeout)
 	})
+}
+
+// TestTrialUsesTheTokenOnDisk replaces the token file of a remote by one with an invalid
+// token: the next request uses that one, although the first was accepted.
+func TestTrialUsesTheTokenOnDisk(t *testing.T) {
+	remote, ca := startRemote(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer valid" {
+			w.WriteHeader(http.StatusUnauthorized)
+		}
+	})
+	dir := t.TempDir()
+	write := func(name, content string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	remote.Access.CAFile, remote.Access.TokenFile = write("ca", string(ca)), write("token", "valid")
+	ask := asker(kube.ClientConfig{Access: remote.Access}, []string{"/version"})
+	if err := ask(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	write("token", "replaced")
+	if err := ask(t.Context()); err == nil || !strings.Contains(err.Error(), "Unauthorized") {
+		t.Errorf("with the replaced token: %v", err)
+	}
+	write("token", "valid")
+	if err := ask(t.Context()); err != nil {
+		t.Errorf("with the token back: %v", err)
+	}
 }
 
 func TestOverdue(t *testing.T) {

@@ -133,6 +133,7 @@ func TestCauses(t *testing.T) {
 		"too few rights":   {api(`nodes is forbidden: User "x" cannot list resource`), "rights-missing", Scope{Cluster: "aws", Remote: "gcp"}},
 		"API server down":  {api("dial tcp 10.66.0.2:6443: connect: connection refused"), "api-away", Scope{Cluster: "aws", Remote: "gcp"}},
 		"no token":         {api("open /etc/semaphore/remotes/gcp.token: no such file or directory"), "credentials-missing", Scope{Cluster: "aws", Remote: "gcp"}},
+		"broken token":     {api(`net/http: invalid header field value for "Authorization"`), "credentials-missing", Scope{Cluster: "aws", Remote: "gcp"}},
 		"an unknown error": {api("teapot"), "api-failing", Scope{Cluster: "aws", Remote: "gcp"}},
 		"pod subnet configured wrong": {func(p *patient) {
 			for n := range 2 {

@@ -407,8 +407,8 @@ func (f *Facts) trials() iter.Seq[trial] {
 	}
 }
 
-// kinds classifies errors of API servers by substrings, as client-go, crypto/x509 and
-// internal/kube word them.
+// kinds classifies errors of API servers by substrings, as client-go, net/http, crypto/x509
+// and internal/kube word them.
 var kinds = []struct {
 	rule  string
 	parts []string
@@ -417,7 +417,7 @@ var kinds = []struct {
 	{"wrong-ca", []string{"x509: certificate", "tls: failed to verify"}},
 	{"token-refused", []string{"Unauthorized", "asked for the client to provide credentials"}},
 	{"rights-missing", []string{"forbidden", "Forbidden"}},
-	{"credentials-missing", []string{"no such file", "empty token"}},
+	{"credentials-missing", []string{"no such file", "empty token", `invalid header field value for "Authorization"`}},
 	{"api-name-unresolved", []string{"no such host", "server misbehaving", "Temporary failure in name resolution"}},
 	{"api-away", []string{
 		"connection refused", "i/o timeout", "no route to host", "network is unreachable", "deadline exceeded", "EOF",
