@@ -32,6 +32,9 @@ const (
 // Recorder creates Events of type Warning: Warn for what happens to an object and is
 // known to one process, Loop for conditions that hold for a time and that many processes
 // may see at once. It is safe for concurrent use.
+//
+// client-go's tools/record counts repetitions by patching Events, which takes a right that the
+// programs don't have, gives each a name of its own, and returns no error.
 type Recorder struct {
 	Config
 

@@ -22,7 +22,7 @@ const (
 // worthwhile, until stop is called. It uses at most one second and a hundredth of a
 // processor. By default the collector waits until the garbage is as large as the live heap,
 // which includes untouched memory: with thousands of peers of wireguard-go, with unused
-// queues and buffers, that is hundreds of megabytes.
+// queues and buffers, that is hundreds of megabytes. GOMEMLIMIT changes that near the limit only.
 func GiveBack() (stop func()) {
 	ctx, stop := context.WithCancel(context.Background())
 	go func() {

@@ -19,7 +19,8 @@ const memoryShare = 90
 
 // LimitMemory sets the Go memory limit from that of the process's control group, unless
 // GOMEMLIMIT is set. Without it the heap may grow to twice the live memory, and the kernel
-// kills the process because of garbage.
+// kills the process because of garbage. A manifest can set GOMEMLIMIT to the container's limit
+// (resourceFieldRef), but to no share of it, which leaves nothing for the rest.
 func LimitMemory(log *slog.Logger) {
 	if os.Getenv("GOMEMLIMIT") != "" {
 		return
@@ -48,7 +49,7 @@ const ballastSize = 16 << 20
 // Ballast makes the garbage collector of a program with a small heap run less often, by
 // allowing ballastSize more garbage. The ballast itself is never touched and takes no
 // memory. In mirror and policy it saves a tenth of the processor time at high rates of
-// change. It ends when release is called.
+// change. It ends when release is called. GOGC would allow more garbage to a large heap, too.
 func Ballast() (release func()) {
 	ballast := make([]byte, ballastSize)
 	return func() { runtime.KeepAlive(ballast) }
