@@ -113,62 +113,77 @@ func usesNodeIPAM(nodes []*Node) (is, firm bool) {
 // findContests finds the contests among all claims, and returns them, enclosing prefixes
 // first, and the number of claims.
 func (s *assignment) findContests() (contests []contest, total int) {
+	var counts [2]int // of IPv4, IPv6
 	for _, n := range s.nodes {
-		total += len(n.prefixes)
+		for _, p := range n.prefixes {
+			counts[family(p)]++
+		}
 	}
-	all := make([]claim, 0, total)
+	all := [2][]claim{make([]claim, 0, counts[0]), make([]claim, 0, counts[1])}
 	for i, n := range s.nodes {
 		for _, p := range n.prefixes {
-			all = append(all, newClaim(p, i))
+			all[family(p)] = append(all[family(p)], newClaim(p, i))
 		}
 	}
-	slices.SortFunc(all, claim.compare)
-	s.markContested(all)
-	all = slices.DeleteFunc(all, func(c claim) bool { return !c.contested })
-	if len(all) == 0 {
+	total = counts[0] + counts[1]
+	for i := range all {
+		all[i] = s.contested(all[i], [2]int32{32, 128}[i])
+	}
+	if len(all[0])+len(all[1]) == 0 {
 		return nil, total
 	}
-	contests = make([]contest, 0, len(all)) // Never grows: contests point to each other.
-	s.contests = make(map[netip.Prefix]*contest, len(all))
-	var around *contest
-	for same := 0; len(all) > 0; all = all[same:] {
-		for same = 1; same < len(all) && all[same].same(all[0]); {
-			same++
+	contests = make([]contest, 0, len(all[0])+len(all[1])) // Never grows: contests point to each other.
+	s.contests = make(map[netip.Prefix]*contest, cap(contests))
+	for f, claims := range all {
+		var around *contest
+		for same := 0; len(claims) > 0; claims = claims[same:] {
+			for same = 1; same < len(claims) && claims[same].same(claims[0]); {
+				same++
+			}
+			contests = append(contests, contest{prefix: claims[0].prefix(f == 0), claims: claims[:same]})
+			c := &contests[len(contests)-1]
+			s.contests[c.prefix] = c
+			if s.isBorrowed(c.prefix) {
+				continue
+			}
+			for around != nil && !around.claims[0].contains(claims[0]) {
+				around = around.around
+			}
+			c.around, around = around, c
 		}
-		contests = append(contests, contest{prefix: all[0].prefix(), claims: all[:same]})
-		c := &contests[len(contests)-1]
-		s.contests[c.prefix] = c
-		if s.isBorrowed(c.prefix) {
-			continue
-		}
-		for around != nil && !around.claims[0].contains(all[0]) {
-			around = around.around
-		}
-		c.around, around = around, c
 	}
 	return contests, total
 }
 
-// markContested marks the sorted claims that are contested.
-func (s *assignment) markContested(all []claim) {
+// contested sorts the claims of a family, and returns those that are contested. single is
+// the length of its single addresses.
+func (s *assignment) contested(all []claim, single int32) []claim {
+	slices.SortFunc(all, claim.compare)
+	is := make([]bool, len(all))
 	var around []int // enclosing the current one, the narrowest last
-	for i := range all {
-		c := &all[i]
-		if i > 0 && all[i-1].same(*c) {
-			c.contested, all[i-1].contested = true, true
+	for i, c := range all {
+		if i > 0 && all[i-1].same(c) {
+			is[i], is[i-1] = true, true
 			continue
 		}
-		if s.rules.Borrowed && c.isSingle() {
+		if s.rules.Borrowed && c.bits == single {
 			continue
 		}
-		for len(around) > 0 && !all[around[len(around)-1]].contains(*c) {
+		for len(around) > 0 && !all[around[len(around)-1]].contains(c) {
 			around = around[:len(around)-1]
 		}
 		if len(around) > 0 {
-			c.contested, all[around[len(around)-1]].contested = true, true
+			is[i], is[around[len(around)-1]] = true, true
 		}
 		around = append(around, i)
 	}
+	contested := all[:0]
+	for i, c := range all {
+		if is[i] {
+			contested = append(contested, c)
+		}
+	}
+	return contested
 }
 
 // findConflicts determines which nodes and allocations each contest is about, and the
@@ -402,46 +417,46 @@ func (s *assignment) moves() map[netip.Prefix]moves {
 	return moved
 }
 
-// claim is a node's claim to a prefix, in a form that compares fast.
+// claim is a node's claim to a prefix, in a form that compares fast within a family.
 type claim struct {
 	high, low uint64 // bits of the address, the highest first
-	bits      uint8  // of the prefix
-	is4       bool
-	contested bool
-	node      int32 // index
+	bits      int32  // of the prefix
+	node      int32  // index
+}
+
+// family returns 0 for IPv4, 1 for IPv6.
+func family(p netip.Prefix) int {
+	if p.Addr().Is4() {
+		return 0
+	}
+	return 1
 }
 
 func newClaim(p netip.Prefix, node int) claim {
-	c := claim{bits: uint8(p.Bits()), is4: p.Addr().Is4(), node: int32(node)}
 	bytes := p.Addr().As16()
-	c.high, c.low = binary.BigEndian.Uint64(bytes[:8]), binary.BigEndian.Uint64(bytes[8:])
-	if c.is4 {
-		c.high, c.low = c.low<<32, 0
+	high, low := binary.BigEndian.Uint64(bytes[:8]), binary.BigEndian.Uint64(bytes[8:])
+	if p.Addr().Is4() {
+		high, low = low<<32, 0
 	}
-	return c
+	return claim{high: high, low: low, bits: int32(p.Bits()), node: int32(node)}
 }
 
 // prefix returns the claimed prefix.
-func (c claim) prefix() netip.Prefix {
+func (c claim) prefix(is4 bool) netip.Prefix {
 	var bytes [16]byte
 	binary.BigEndian.PutUint64(bytes[:8], c.high)
 	binary.BigEndian.PutUint64(bytes[8:], c.low)
 	addr := netip.AddrFrom16(bytes)
-	if c.is4 {
+	if is4 {
 		addr = netip.AddrFrom4([4]byte(bytes[:4]))
 	}
 	return netip.PrefixFrom(addr, int(c.bits))
 }
 
-// compare sorts IPv4 first, an enclosing prefix before those inside it, and claims of the
-// same prefix by age.
+// compare sorts an enclosing prefix before those inside it, and claims to the same prefix
+// by age.
 func (c claim) compare(o claim) int {
 	switch {
-	case c.is4 != o.is4:
-		if c.is4 {
-			return -1
-		}
-		return 1
 	case c.high != o.high:
 		return cmp.Compare(c.high, o.high)
 	case c.low != o.low:
@@ -452,18 +467,14 @@ func (c claim) compare(o claim) int {
 	return cmp.Compare(c.node, o.node)
 }
 
-func (c claim) same(o claim) bool {
-	return c.high == o.high && c.low == o.low && c.bits == o.bits && c.is4 == o.is4
-}
-
-func (c claim) isSingle() bool { return c.bits == 128 || c.is4 && c.bits == 32 }
+func (c claim) same(o claim) bool { return c.high == o.high && c.low == o.low && c.bits == o.bits }
 
 // contains reports whether o, which sorts later or is equal, lies inside c.
 func (c claim) contains(o claim) bool {
 	if c.bits > 64 {
-		return c.high == o.high && (c.low^o.low)>>(128-c.bits) == 0 && c.is4 == o.is4
+		return c.high == o.high && (c.low^o.low)>>(128-c.bits) == 0
 	}
-	return (c.high^o.high)>>(64-c.bits) == 0 && c.is4 == o.is4
+	return (c.high^o.high)>>(64-c.bits) == 0
 }
 
 // parties is a set of nodes truncated to three, enough to know for each node whether there
