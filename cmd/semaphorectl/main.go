@@ -11,7 +11,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
 )
 
 func main() {

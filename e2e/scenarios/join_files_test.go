@@ -17,11 +17,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 
-	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/cli"
-	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/facts"
-	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/join"
-	"github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/join"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 )
 
