@@ -19,7 +19,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/join"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
@@ -109,7 +109,7 @@ func rendersAsKustomize(t *testing.T, cluster *testbed.Cluster) {
 		}
 	}
 	c := manifests.Cluster{
-		Name: "aws", Tools: manifests.Tools(), Remotes: facts.Settings(settings).Remotes(), Settings: settings, Image: "kube-semaphore:v0.1.0",
+		Name: "aws", Tools: manifests.Tools(), Remotes: inspect.Settings(settings).Remotes(), Settings: settings, Image: "kube-semaphore:v0.1.0",
 	}
 	objects, err := c.Render()
 	must(t, err)

@@ -16,7 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts/factstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 )
 
 // token has the form of an API server's token.
@@ -151,7 +151,7 @@ func TestUnanswered(t *testing.T) {
 		"another authority": {answer(200, ""), "{token: x}", func(k string) string {
 			before, after, _ := strings.Cut(k, "certificate-authority-data: ")
 			_, after, _ = strings.Cut(after, "}")
-			return before + "certificate-authority-data: " + base64.StdEncoding.EncodeToString([]byte(factstest.Certificate(t))) + "}" + after
+			return before + "certificate-authority-data: " + base64.StdEncoding.EncodeToString([]byte(kubetest.Certificate(t))) + "}" + after
 		}, "isn't of the certificate authority in the kubeconfig", "certificate-authority-data of context aws is of this cluster"},
 		"another name": {answer(200, ""), "{token: x}", func(k string) string {
 			return strings.Replace(k, "server:", "tls-server-name: api.example, server:", 1)

@@ -3,8 +3,8 @@ package doctor
 import (
 	"fmt"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey"
 )
 
 // scope returns what was asked and answered without a fault, and what wasn't asked.
@@ -45,11 +45,11 @@ func scope(f *Facts) (asked []string, not []Open) {
 		}
 	}
 	for _, c := range f.Clusters {
-		if _, installed := c.Workload(survey.ServiceMirror); !installed {
+		if _, installed := c.Workload(inspect.ServiceMirror); !installed {
 			continue
 		}
 		for _, selector := range []struct{ setting, what string }{
-			{survey.MirrorSetting, "whether its mirrors are those of their origins"}, {survey.GlobalSetting, "whether global services have ready endpoints"},
+			{inspect.MirrorSetting, "whether its mirrors are those of their origins"}, {inspect.GlobalSetting, "whether global services have ready endpoints"},
 		} {
 			if c.Custom(selector.setting) {
 				not = append(not, Open{c.Name + ": " + selector.what, selector.setting + " isn't the default, so which services it selects isn't known", c.Settings.Source})

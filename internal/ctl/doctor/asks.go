@@ -10,8 +10,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
@@ -21,10 +21,10 @@ const maxEndpoints = 2
 // Asks returns the services to ask from pods, by cluster and remote: the imports of each
 // remote, with global services among those of the first one; and of each cluster and itself
 // the endpoints that others ask, so that what its own pods get is known as well.
-func Asks(clusters []*survey.Cluster) map[[2]string][]reach.Ask {
+func Asks(clusters []*inspect.Cluster) map[[2]string][]reach.Ask {
 	all := map[[2]string][]reach.Ask{}
 	for _, c := range clusters {
-		var remotes []*survey.Cluster
+		var remotes []*inspect.Cluster
 		for _, other := range clusters {
 			if other != c {
 				remotes = append(remotes, other)
@@ -32,7 +32,7 @@ func Asks(clusters []*survey.Cluster) map[[2]string][]reach.Ask {
 		}
 		for i := range c.Imports.Value {
 			s := &c.Imports.Value[i]
-			at := slices.IndexFunc(remotes, func(r *survey.Cluster) bool { return r.Name == s.Origin })
+			at := slices.IndexFunc(remotes, func(r *inspect.Cluster) bool { return r.Name == s.Origin })
 			if at < 0 && s.Origin != "" || len(remotes) == 0 || s.Ready == 0 || s.Port == 0 {
 				continue
 			}
@@ -62,8 +62,8 @@ func Asks(clusters []*survey.Cluster) map[[2]string][]reach.Ask {
 
 // exported returns the endpoints of an import that are endpoints of its origin, too: another
 // cluster must not choose what pods of this one request.
-func exported(origin *survey.Cluster, s *survey.KubeService, endpoints []string) []string {
-	at := slices.IndexFunc(origin.Exports.Value, func(e survey.KubeService) bool { return e.Namespace == s.Namespace && e.Name == s.Name })
+func exported(origin *inspect.Cluster, s *inspect.KubeService, endpoints []string) []string {
+	at := slices.IndexFunc(origin.Exports.Value, func(e inspect.KubeService) bool { return e.Namespace == s.Namespace && e.Name == s.Name })
 	if at < 0 {
 		return nil
 	}
@@ -73,7 +73,7 @@ func exported(origin *survey.Cluster, s *survey.KubeService, endpoints []string)
 }
 
 // unaskable lists imports that pods can't ask, with the reason.
-func unaskable(c *survey.Cluster) (udp int) {
+func unaskable(c *inspect.Cluster) (udp int) {
 	for i := range c.Imports.Value {
 		if s := &c.Imports.Value[i]; s.Ready > 0 && s.Port == 0 {
 			udp++
@@ -161,11 +161,11 @@ func (f *Facts) cutOff(node probe.NodeRef) bool {
 }
 
 // nodeOf returns the node of a cluster that has an address among its pods.
-func nodeOf(c *survey.Cluster, address string) string {
+func nodeOf(c *inspect.Cluster, address string) string {
 	at, err := netip.ParseAddrPort(address)
 	for i := range c.Nodes.Value {
-		for _, cidr := range c.Nodes.Value[i].PodCIDRs {
-			if prefix, wrong := netip.ParsePrefix(cidr); err == nil && wrong == nil && prefix.Contains(at.Addr().Unmap()) {
+		for _, prefix := range c.Nodes.Value[i].Pods {
+			if err == nil && prefix.Contains(at.Addr().Unmap()) {
 				return c.Nodes.Value[i].Name
 			}
 		}
@@ -204,7 +204,7 @@ func testsRefused(f *Facts, found func(Finding)) {
 			what = "a temporary Service of doctor"
 		}
 		show := ""
-		if i := slices.IndexFunc(f.Clusters, func(c *survey.Cluster) bool { return c.Name == at.Cluster }); i >= 0 {
+		if i := slices.IndexFunc(f.Clusters, func(c *inspect.Cluster) bool { return c.Name == at.Cluster }); i >= 0 {
 			show = f.Clusters[i].Kubectl("get validatingadmissionpolicies,validatingwebhookconfigurations")
 			if strings.Contains(f.Tried.Refused[at], "exceeded quota") {
 				show = f.Clusters[i].Kubectl("-n %s get resourcequotas", probe.Namespace)
@@ -324,7 +324,7 @@ func askRules() []Rule {
 // eachDenied calls say for each endpoint that doesn't answer a pod of another cluster, though
 // the pods for tests on these nodes reach each other.
 func (f *Facts) eachDenied(say func(a *probe.Asked, scope Scope, address, err string)) {
-	at := map[string]*survey.Cluster{}
+	at := map[string]*inspect.Cluster{}
 	for _, c := range f.Clusters {
 		at[c.Name] = c
 	}

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 )
 
 // causes groups findings into causes: one for each rule and pair of clusters. All remotes
@@ -21,7 +21,7 @@ type causes struct {
 
 type cause struct{ rule, cluster, remote string }
 
-func newCauses(d *Diagnosis, clusters []*survey.Cluster) *causes {
+func newCauses(d *Diagnosis, clusters []*inspect.Cluster) *causes {
 	c := &causes{Diagnosis: d, asked: map[string]bool{"": true}, at: map[cause]int{}}
 	for _, asked := range clusters {
 		c.asked[asked.Name] = true

@@ -12,9 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
@@ -59,7 +58,7 @@ func Command(session *cli.Session) *cobra.Command {
 			}
 			ctx, cancel := session.Context(cmd.Context())
 			defer cancel()
-			taken := survey.Collect(ctx, clusters)
+			taken := inspect.Collect(ctx, clusters)
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
@@ -147,9 +146,9 @@ func (d *Diagnosis) print(to io.Writer, output string) error {
 }
 
 // try tests what pods of the clusters that can be read get as clients.
-func try(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, taken []*survey.Cluster, plan probe.Plan) (*probe.Tried, error) {
+func try(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, taken []*inspect.Cluster, plan probe.Plan) (*probe.Tried, error) {
 	var readable []*cli.Cluster
-	var read []*survey.Cluster
+	var read []*inspect.Cluster
 	for i, c := range clusters {
 		if taken[i].Kubernetes.Known() {
 			readable, read = append(readable, c), append(read, taken[i])
@@ -160,7 +159,7 @@ func try(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, tak
 	}
 	session.Say("testing connections with temporary pods in %s", probe.Namespace)
 	plan.Asks = Asks(read)
-	return probe.Mesh(ctx, readable, facts.ReadAll(ctx, readable), plan)
+	return probe.Mesh(ctx, readable, inspect.ReadAll(ctx, readable), plan)
 }
 
 // untested adds the error of testing, or of removing what was created for it.

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 )
 
 func controllerRules() []Rule {
@@ -16,12 +16,12 @@ func controllerRules() []Rule {
 		{
 			ID: "mirror-not-running", After: []string{"admission-refuses", "own-api-failing"},
 			Remedy: "find out why its pods don't run, or scale its Deployment up",
-			Find:   func(f *Facts, found func(Finding)) { notRunning(f, survey.ServiceMirror, found) },
+			Find:   func(f *Facts, found func(Finding)) { notRunning(f, inspect.ServiceMirror, found) },
 		},
 		{
 			ID: "policy-not-running", After: []string{"admission-refuses", "own-api-failing"},
 			Remedy: "find out why its pods don't run, or scale its Deployment up",
-			Find:   func(f *Facts, found func(Finding)) { notRunning(f, survey.NetworkPolicy, found) },
+			Find:   func(f *Facts, found func(Finding)) { notRunning(f, inspect.NetworkPolicy, found) },
 		},
 		{
 			ID: "coredns-config-invalid", Local: true,
@@ -98,7 +98,7 @@ func notRunning(f *Facts, program string, found func(Finding)) {
 
 // unreadyWith reports whether all pods of a program that aren't ready are on nodes that aren't,
 // either.
-func (f *Facts) unreadyWith(c *survey.Cluster, program string) bool {
+func (f *Facts) unreadyWith(c *inspect.Cluster, program string) bool {
 	var nodes []string
 	for _, p := range c.Pods.Value {
 		if p.Program == program && !p.Ready {
@@ -110,7 +110,7 @@ func (f *Facts) unreadyWith(c *survey.Cluster, program string) bool {
 
 // onUnready reports whether none of these nodes of pods is ready, which node-not-ready reports.
 // A pod without a node needs any that is.
-func (f *Facts) onUnready(c *survey.Cluster, nodes []string) bool {
+func (f *Facts) onUnready(c *inspect.Cluster, nodes []string) bool {
 	unready := map[string]bool{}
 	for i := range c.Nodes.Value {
 		if n := &c.Nodes.Value[i]; n.Ready != "" && n.Ready != "True" {
@@ -125,7 +125,7 @@ func (f *Facts) onUnready(c *survey.Cluster, nodes []string) bool {
 // report of semaphore-policy, and in the pools and settings themselves.
 func poolsMissing(f *Facts, found func(Finding)) {
 	reported := map[Scope]bool{}
-	missing := func(c *survey.Cluster, remote string, evidence Evidence) {
+	missing := func(c *inspect.Cluster, remote string, evidence Evidence) {
 		scope := Scope{Cluster: c.Name, Remote: remote}
 		if reported[scope] {
 			return
@@ -138,7 +138,7 @@ func poolsMissing(f *Facts, found func(Finding)) {
 			missing(c, remote, Evidence{strings.Join(p.Value.Pools.Faults[remote], "; "), p.Source})
 		}
 	}
-	pooled := map[*survey.Cluster]map[netip.Prefix]bool{}
+	pooled := map[*inspect.Cluster]map[netip.Prefix]bool{}
 	for _, c := range f.Clusters {
 		pooled[c] = pools(c)
 	}
@@ -156,7 +156,7 @@ func poolsMissing(f *Facts, found func(Finding)) {
 }
 
 // pools returns the prefixes of a cluster's disabled pools that aren't exported.
-func pools(c *survey.Cluster) map[netip.Prefix]bool {
+func pools(c *inspect.Cluster) map[netip.Prefix]bool {
 	all := map[netip.Prefix]bool{}
 	for _, p := range c.Pools.Value {
 		if prefix, err := netip.ParsePrefix(p.CIDR); err == nil && p.Disabled && p.NoExport {
@@ -200,7 +200,7 @@ func nameTaken(f *Facts, found func(Finding)) {
 }
 
 // takenEvent returns the message of the Event NameTaken about a set's name, if there is one.
-func takenEvent(c *survey.Cluster, natural string) string {
+func takenEvent(c *inspect.Cluster, natural string) string {
 	for _, e := range c.Warnings.Value {
 		if e.Reason == "NameTaken" && strings.Contains(e.Message, natural) {
 			return e.Message
@@ -351,16 +351,16 @@ func restRules() []Rule {
 			Find: func(f *Facts, found func(Finding)) {
 				for _, c := range f.Clusters {
 					for _, w := range c.Workloads.Value {
-						if other := w.Name != survey.WireGuard && w.Name != survey.ServiceMirror && w.Name != survey.NetworkPolicy; other && (w.Ready < w.Wanted || w.Wanted == 0) && !f.unreadyWith(c, w.Name) {
+						if other := w.Name != inspect.WireGuard && w.Name != inspect.ServiceMirror && w.Name != inspect.NetworkPolicy; other && (w.Ready < w.Wanted || w.Wanted == 0) && !f.unreadyWith(c, w.Name) {
 							found(Finding{Scope{Cluster: c.Name}, fmt.Sprintf("%s: %d of %d pods of %s are ready", c.Name, w.Ready, w.Wanted, w.Name), unready(c, w.Name)})
 						}
 					}
 				}
 			},
 		},
-		ready("not-ready", survey.WireGuard, append([]string{"agent-failing", "admission-refuses", "device-missing", "subnets-overlap", "port-taken", "annotations-gone", "key-changed"}, agentGone...)...),
-		ready("mirror-not-ready", survey.ServiceMirror, "mirror-not-running", "admission-refuses", "own-api-failing"),
-		ready("policy-not-ready", survey.NetworkPolicy, "policy-not-running", "admission-refuses", "own-api-failing"),
+		ready("not-ready", inspect.WireGuard, append([]string{"agent-failing", "admission-refuses", "device-missing", "subnets-overlap", "port-taken", "annotations-gone", "key-changed"}, agentGone...)...),
+		ready("mirror-not-ready", inspect.ServiceMirror, "mirror-not-running", "admission-refuses", "own-api-failing"),
+		ready("policy-not-ready", inspect.NetworkPolicy, "policy-not-running", "admission-refuses", "own-api-failing"),
 	}
 }
 
@@ -387,7 +387,7 @@ func failures(f *Facts, found func(Finding)) {
 }
 
 // unready is evidence about the pods of a program that aren't ready.
-func unready(c *survey.Cluster, program string) []Evidence {
+func unready(c *inspect.Cluster, program string) []Evidence {
 	all := []Evidence{{"", c.Workloads.Source}}
 	for _, p := range c.Pods.Value {
 		if p.Program == program && !p.Ready && !p.Deleting && len(all) < maxEvidence {

@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey"
 )
 
 // Scope is where a fault is: in a cluster, at one of its nodes, towards a remote, and one of
@@ -114,7 +114,7 @@ const (
 
 // Diagnose applies the rules to a survey, and to the results of temporary pods; nil: none ran.
 // With pods, and without such results, connections of pods are reported as unknown.
-func Diagnose(ctx context.Context, clusters []*survey.Cluster, tried *probe.Tried, pods bool) (*Diagnosis, error) {
+func Diagnose(ctx context.Context, clusters []*inspect.Cluster, tried *probe.Tried, pods bool) (*Diagnosis, error) {
 	f := &Facts{Clusters: clusters, Tried: tried, Done: ctx.Done()}
 	d := &Diagnosis{Causes: []Cause{}, Unknown: []Open{}, Asked: []string{}, NotAsked: []Open{}}
 	found, anything := map[string]scopes{}, scopes{}
@@ -205,7 +205,7 @@ func open(f *Facts, wrong scopes) []Open {
 			{"the services that other clusters mirror", c.Exports.Err, c.Exports.Source}, {"its global services", c.Shared.Err, c.Shared.Source},
 			{"its mirrors", c.Imports.Err, c.Imports.Source},
 		}
-		if _, installed := c.Workload(survey.ServiceMirror); installed {
+		if _, installed := c.Workload(inspect.ServiceMirror); installed {
 			facts = append(facts, struct{ what, err, from string }{"CoreDNS's configuration", c.DNS.Err, c.DNS.Source})
 		}
 		for _, fact := range facts {
@@ -213,7 +213,7 @@ func open(f *Facts, wrong scopes) []Open {
 				add(Scope{Cluster: c.Name}, func() Open { return Open{c.Name + ": " + fact.what, fact.err, fact.from} })
 			}
 		}
-		unanswered := func(pod survey.Pod, err, from string) {
+		unanswered := func(pod inspect.Pod, err, from string) {
 			if err != "" && !pod.Deleting {
 				add(Scope{Cluster: c.Name, Node: cmp.Or(pod.Node, "none")}, func() Open {
 					return Open{fmt.Sprintf("%s: the report of %s on %s", c.Name, pod.Name, pod.Node), err, from}
@@ -298,7 +298,7 @@ const quiet = 150 * time.Second
 // contacts lists programs that don't know the current state of a remote, and those of which
 // no replica leads.
 func contacts(f *Facts, add func(Scope, func() Open)) {
-	old := func(c *survey.Cluster, at *time.Time) bool {
+	old := func(c *inspect.Cluster, at *time.Time) bool {
 		return at == nil || c.Clock.Known() && c.Taken.Add(c.Clock.Value).Sub(*at) > quiet
 	}
 	say := func(s Scope, program, source string, synced bool, last *time.Time) {
@@ -326,7 +326,7 @@ func contacts(f *Facts, add func(Scope, func() Open)) {
 		for i := range m.Value.Clusters {
 			for _, w := range m.Value.Clusters[i].Watches {
 				if w.Error == "" && (!w.Synced || old(c, w.LastContact)) {
-					say(Scope{Cluster: c.Name, Remote: m.Value.Clusters[i].Name}, survey.ServiceMirror, m.Source, w.Synced, w.LastContact)
+					say(Scope{Cluster: c.Name, Remote: m.Value.Clusters[i].Name}, inspect.ServiceMirror, m.Source, w.Synced, w.LastContact)
 				}
 			}
 		}
@@ -339,19 +339,19 @@ func contacts(f *Facts, add func(Scope, func() Open)) {
 	for c, p := range f.policies() {
 		for i := range p.Value.Remotes {
 			if r := &p.Value.Remotes[i]; r.API.Error == "" && (!r.API.Synced || old(c, r.API.LastContact)) {
-				say(Scope{Cluster: c.Name, Remote: r.Name}, survey.NetworkPolicy, p.Source, r.API.Synced, r.API.LastContact)
+				say(Scope{Cluster: c.Name, Remote: r.Name}, inspect.NetworkPolicy, p.Source, r.API.Synced, r.API.LastContact)
 			}
 		}
 	}
 	for _, c := range f.Clusters {
 		leads := map[string]bool{}
 		for i := range c.Mirrors {
-			leads[survey.ServiceMirror] = leads[survey.ServiceMirror] || c.Mirrors[i].Known() && c.Mirrors[i].Value.Leading
+			leads[inspect.ServiceMirror] = leads[inspect.ServiceMirror] || c.Mirrors[i].Known() && c.Mirrors[i].Value.Leading
 		}
 		for i := range c.Policies {
-			leads[survey.NetworkPolicy] = leads[survey.NetworkPolicy] || c.Policies[i].Known() && c.Policies[i].Value.Leading
+			leads[inspect.NetworkPolicy] = leads[inspect.NetworkPolicy] || c.Policies[i].Known() && c.Policies[i].Value.Leading
 		}
-		for _, program := range []string{survey.ServiceMirror, survey.NetworkPolicy} {
+		for _, program := range []string{inspect.ServiceMirror, inspect.NetworkPolicy} {
 			if w, installed := c.Workload(program); installed && w.Wanted > 0 && !leads[program] && c.Pods.Known() {
 				add(Scope{Cluster: c.Name}, func() Open {
 					return Open{c.Name + ": what " + program + " does", "no replica reports that it leads", c.Kubectl("-n sys-semaphore get lease,pods")}

@@ -12,33 +12,33 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/coredns"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect/inspecttest"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey/surveytest"
 )
 
 // patient is a survey to which tests add faults.
-type patient struct{ aws, gcp *survey.Cluster }
+type patient struct{ aws, gcp *inspect.Cluster }
 
-func (p *patient) agent(node int) *survey.Agent { return p.aws.Agents[node].Value }
+func (p *patient) agent(node int) *inspect.Agent { return p.aws.Agents[node].Value }
 
-func (p *patient) remote(node int) *survey.Remote { return &p.agent(node).Remotes[0] }
+func (p *patient) remote(node int) *inspect.Remote { return &p.agent(node).Remotes[0] }
 
 // path is the path from a node of aws to a node of gcp, back the reverse one.
-func (p *patient) path(node, peer int) *survey.Peer { return &p.remote(node).Peers[peer] }
+func (p *patient) path(node, peer int) *inspect.Peer { return &p.remote(node).Peers[peer] }
 
-func (p *patient) back(node, peer int) *survey.Peer {
+func (p *patient) back(node, peer int) *inspect.Peer {
 	return &p.gcp.Agents[peer].Value.Remotes[0].Peers[node]
 }
 
-func down(p *survey.Peer, sign string, rx int64) {
+func down(p *inspect.Peer, sign string, rx int64) {
 	p.Path.State, p.Path.Sign, p.RxBytes, p.Health = "down", sign, rx, "down"
 }
 
 func (p *patient) install(program string, ready int32) {
-	p.aws.Workloads.Value = append(p.aws.Workloads.Value, survey.Workload{Kind: "Deployment", Name: program, Wanted: 2, Ready: ready})
-	if program == survey.ServiceMirror && ready > 0 {
-		p.aws.Mirrors = []survey.Reported[survey.Mirror]{{Fact: survey.Fact[*survey.Mirror]{Value: &survey.Mirror{Leading: true}}}}
+	p.aws.Workloads.Value = append(p.aws.Workloads.Value, inspect.Workload{Kind: "Deployment", Name: program, Wanted: 2, Ready: ready})
+	if program == inspect.ServiceMirror && ready > 0 {
+		p.aws.Mirrors = []inspect.Reported[inspect.Mirror]{{Fact: inspect.Fact[*inspect.Mirror]{Value: &inspect.Mirror{Leading: true}}}}
 	}
 }
 
@@ -55,27 +55,27 @@ func setupOf(corefile string) *coredns.Setup {
 // services installs the mirror in aws, with a mirror of a service of gcp that has so many ready
 // endpoints.
 func (p *patient) services(origin string, ready int) {
-	p.install(survey.ServiceMirror, 2)
+	p.install(inspect.ServiceMirror, 2)
 	p.corefile("cluster.gcp:53 {\n}\n")
 	p.aws.Settings.Value = map[string]string{"SEMAPHORE_REMOTES": "gcp"}
-	of := survey.Endpoints{Ready: ready, All: 2, Digest: "now", Changed: surveytest.Now.Add(-time.Hour)}
-	web := survey.KubeService{Namespace: "shop", Name: "web", Port: 80, Created: surveytest.Now.Add(-time.Hour), Endpoints: of}
-	p.gcp.Exports.Value = []survey.KubeService{web}
+	of := inspect.Endpoints{Ready: ready, All: 2, Digest: "now", Changed: inspecttest.Now.Add(-time.Hour)}
+	web := inspect.KubeService{Namespace: "shop", Name: "web", Port: 80, Created: inspecttest.Now.Add(-time.Hour), Endpoints: of}
+	p.gcp.Exports.Value = []inspect.KubeService{web}
 	web.Object, web.Origin = origin+"-shop-73736d-web", origin
-	p.aws.Imports.Value = []survey.KubeService{web}
+	p.aws.Imports.Value = []inspect.KubeService{web}
 }
 
 func (p *patient) unpublish(node int, key string) {
-	p.aws.Nodes.Value[node].Annotations["gcp."+survey.AnnotationGroup+"/pubKey"] = key
+	p.aws.Nodes.Value[node].Annotations["gcp."+inspect.AnnotationGroup+"/pubKey"] = key
 }
 
-func (p *patient) policy() *survey.Policy {
-	report := &survey.Policy{Leading: true, Remotes: []survey.PolicyRemote{{Name: "gcp"}}}
-	p.aws.Policies = append(p.aws.Policies, survey.Reported[survey.Policy]{Fact: survey.Fact[*survey.Policy]{Value: report}})
+func (p *patient) policy() *inspect.Policy {
+	report := &inspect.Policy{Leading: true, Remotes: []inspect.PolicyRemote{{Name: "gcp"}}}
+	p.aws.Policies = append(p.aws.Policies, inspect.Reported[inspect.Policy]{Fact: inspect.Fact[*inspect.Policy]{Value: report}})
 	return report
 }
 
-func diagnose(t *testing.T, clusters []*survey.Cluster, tried *probe.Tried, pods bool) *Diagnosis {
+func diagnose(t *testing.T, clusters []*inspect.Cluster, tried *probe.Tried, pods bool) *Diagnosis {
 	t.Helper()
 	d, err := Diagnose(t.Context(), clusters, tried, pods)
 	if err != nil {
@@ -85,7 +85,7 @@ func diagnose(t *testing.T, clusters []*survey.Cluster, tried *probe.Tried, pods
 }
 
 // outdated returns the findings of oldAgents.
-func outdated(clusters []*survey.Cluster) []Finding {
+func outdated(clusters []*inspect.Cluster) []Finding {
 	var all []Finding
 	oldAgents(&Facts{Clusters: clusters}, func(f Finding) { all = append(all, f) })
 	return all
@@ -103,7 +103,7 @@ func TestCauses(t *testing.T) {
 	}{
 		"all is well": {change: func(*patient) {}},
 		"a node that initiates handshakes": {change: func(p *patient) {
-			p.aws.Nodes.Value[0].Annotations["gcp."+survey.AnnotationGroup+"/endpoint"] = ""
+			p.aws.Nodes.Value[0].Annotations["gcp."+inspect.AnnotationGroup+"/endpoint"] = ""
 		}},
 		"UDP dropped in one direction": {func(p *patient) {
 			down(p.path(0, 0), "one_way", 9)
@@ -138,7 +138,7 @@ func TestCauses(t *testing.T) {
 		"pod subnet configured wrong": {func(p *patient) {
 			for n := range 2 {
 				r := p.remote(n)
-				r.Peers, r.Rejected = r.Peers[:1], []survey.Rejection{{Node: "gcp-2", Reason: "pod_cidr", Detail: "10.5.2.0/24 is outside"}}
+				r.Peers, r.Rejected = r.Peers[:1], []inspect.Rejection{{Node: "gcp-2", Reason: "pod_cidr", Detail: "10.5.2.0/24 is outside"}}
 				down(p.back(n, 1), "no_handshake", 0)
 			}
 		}, "pod-subnets-wrong", Scope{Cluster: "aws", Remote: "gcp", Peer: "gcp-2"}},
@@ -151,7 +151,7 @@ func TestCauses(t *testing.T) {
 			}
 		}, "subnets-overlap", Scope{Cluster: "aws", Remote: "gcp"}},
 		"overlapping subnets in a rollout, where the agent before goes on": {func(p *patient) {
-			next := surveytest.Pair(2)[0].Agents[0]
+			next := inspecttest.Pair(2)[0].Agents[0]
 			next.Value.Standby = &struct {
 				Holder string `json:"holder"`
 			}{"the agent before"}
@@ -170,14 +170,14 @@ func TestCauses(t *testing.T) {
 			p.agent(0).Failing["publish"] = unpublished
 			for peer := range 2 {
 				r := &p.gcp.Agents[peer].Value.Remotes[0]
-				r.Peers, r.Rejected = r.Peers[1:], []survey.Rejection{{Node: "aws-1", Reason: "public_key", Detail: "missing"}}
+				r.Peers, r.Rejected = r.Peers[1:], []inspect.Rejection{{Node: "aws-1", Reason: "public_key", Detail: "missing"}}
 				down(p.path(0, peer), "no_answer", 0)
 			}
 		}, "annotations-gone", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
 		"two nodes with one key": {func(p *patient) {
 			for n := range 2 {
 				r := p.remote(n)
-				r.Peers, r.Rejected = r.Peers[:1], []survey.Rejection{{Node: "gcp-2", Reason: "duplicate_key", Detail: "gcp-1 has it"}}
+				r.Peers, r.Rejected = r.Peers[:1], []inspect.Rejection{{Node: "gcp-2", Reason: "duplicate_key", Detail: "gcp-1 has it"}}
 				down(p.back(n, 1), "no_handshake", 0)
 			}
 		}, "duplicate-key", Scope{Cluster: "aws", Remote: "gcp", Peer: "gcp-2"}},
@@ -201,10 +201,10 @@ func TestCauses(t *testing.T) {
 			p.agent(0).Failing["device gcp"] = "another program removes or changes them again and again: 6 repairs or more within 5m0s"
 		}, "repairs-undone", Scope{Cluster: "aws", Node: "aws-1"}},
 		"a foreign policy rule comes first": {func(p *patient) {
-			p.remote(0).Rules = []survey.ForeignRule{{Rule: "10: from all iif cni0 lookup 11"}}
+			p.remote(0).Rules = []inspect.ForeignRule{{Rule: "10: from all iif cni0 lookup 11"}}
 		}, "foreign-rule", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
 		"packets with a mark are stopped": {func(p *patient) {
-			p.remote(0).Rules, p.remote(0).Stopping = []survey.ForeignRule{{Rule: "10: from all fwmark 0x7 lookup 11", Marked: true}}, true
+			p.remote(0).Rules, p.remote(0).Stopping = []inspect.ForeignRule{{Rule: "10: from all fwmark 0x7 lookup 11", Marked: true}}, true
 		}, "foreign-rule", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
 		"packets are stopped for an unknown reason": {func(p *patient) { p.remote(0).Stopping, p.remote(0).Stopped = true, 9 },
 			"foreign-rule", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
@@ -232,47 +232,47 @@ func TestCauses(t *testing.T) {
 			p.path(0, 0).Path, p.path(0, 1).Path = nil, nil
 		}, "old-agent", Scope{Cluster: "aws", Node: "aws-1"}},
 		"CoreDNS block missing": {func(p *patient) {
-			p.install(survey.ServiceMirror, 2)
+			p.install(inspect.ServiceMirror, 2)
 			p.corefile(".:53 {\n}\n# cluster.gcp:53 {\n# }\ncluster.global:53 {\n}\n")
 		}, "coredns-block-missing", Scope{Cluster: "aws", Remote: "gcp"}},
 		"CoreDNS block there": {func(p *patient) {
-			p.install(survey.ServiceMirror, 2)
+			p.install(inspect.ServiceMirror, 2)
 			p.corefile(".:53 {\n}\ncluster.gcp:53 {\n}\n")
 		}, "", Scope{}},
 		"one zone twice": {func(p *patient) {
-			p.install(survey.ServiceMirror, 2)
+			p.install(inspect.ServiceMirror, 2)
 			p.corefile("cluster.gcp:53 {\n}\ncluster.GCP. {\n}\n")
 		}, "coredns-config-invalid", Scope{Cluster: "aws"}},
 		"mirror not running": {func(p *patient) {
-			p.install(survey.ServiceMirror, 0)
+			p.install(inspect.ServiceMirror, 0)
 			p.corefile("cluster.gcp:53 {\n}\n")
 		}, "mirror-not-running", Scope{Cluster: "aws"}},
 		"Calico's pools missing, by policy's word": {func(p *patient) { p.policy().Pools.Faults = map[string][]string{"gcp": {"none holds 10.4.0.0/16"}} },
 			"calico-pools-missing", Scope{Cluster: "aws", Remote: "gcp"}},
-		"Calico's pools missing, by the pools": {func(p *patient) { p.aws.Pools.Value = []survey.Pool{{Name: "own", CIDR: "10.2.0.0/16"}} },
+		"Calico's pools missing, by the pools": {func(p *patient) { p.aws.Pools.Value = []inspect.Pool{{Name: "own", CIDR: "10.2.0.0/16"}} },
 			"calico-pools-missing", Scope{Cluster: "aws", Remote: "gcp"}},
 		"a pool that is there": {func(p *patient) {
-			p.aws.Pools.Value = []survey.Pool{{Name: "own", CIDR: "10.2.0.0/16"}, {Name: "gcp", CIDR: "10.4.0.0/15", Disabled: true, NoExport: true}}
+			p.aws.Pools.Value = []inspect.Pool{{Name: "own", CIDR: "10.2.0.0/16"}, {Name: "gcp", CIDR: "10.4.0.0/15", Disabled: true, NoExport: true}}
 		}, "", Scope{}},
 		"a network set's name taken": {func(p *patient) {
-			p.policy().Remotes[0].Sets = []survey.Set{{Object: "gcp-shop-db-1f2e3d", Namespace: "shop", Name: "db"}}
-			p.aws.Warnings.Value = []survey.Event{{Reason: "NameTaken", Message: "the network set of gcp/shop/db is gcp-shop-db-1f2e3d: gcp-shop-db is taken"}}
+			p.policy().Remotes[0].Sets = []inspect.Set{{Object: "gcp-shop-db-1f2e3d", Namespace: "shop", Name: "db"}}
+			p.aws.Warnings.Value = []inspect.Event{{Reason: "NameTaken", Message: "the network set of gcp/shop/db is gcp-shop-db-1f2e3d: gcp-shop-db is taken"}}
 		}, "set-name-taken", Scope{Cluster: "aws", Remote: "gcp"}},
 		"clocks of the clusters apart": {func(p *patient) {
 			p.gcp.Clock.Value = 3 * time.Hour
 			for n := range 2 {
-				p.gcp.Nodes.Value[n].Renewed = surveytest.Now.Add(3 * time.Hour)
+				p.gcp.Nodes.Value[n].Renewed = inspecttest.Now.Add(3 * time.Hour)
 			}
 		}, "clocks-apart", Scope{Cluster: "gcp", Remote: "aws"}},
 		"clock of a node wrong": {func(p *patient) {
-			p.aws.Nodes.Value[0].Renewed = surveytest.Now.Add(-3 * time.Hour)
+			p.aws.Nodes.Value[0].Renewed = inspecttest.Now.Add(-3 * time.Hour)
 			down(p.path(0, 0), "no_handshake", 0)
 			down(p.back(0, 0), "no_handshake", 0)
 		}, "clocks-apart", Scope{Cluster: "aws", Node: "aws-1"}},
 		"nothing installed":        {func(p *patient) { p.aws.Workloads.Value = nil }, "not-installed", Scope{Cluster: "aws"}},
 		"a failure without a rule": {func(p *patient) { p.agent(0).Failing["orphans"] = "no" }, "agent-failing", Scope{Cluster: "aws", Node: "aws-1"}},
 		"nothing installed in either": {func(p *patient) {
-			for _, c := range []*survey.Cluster{p.aws, p.gcp} {
+			for _, c := range []*inspect.Cluster{p.aws, p.gcp} {
 				c.Workloads.Value, c.Pods.Value, c.Agents = nil, nil, nil
 				for n := range c.Nodes.Value {
 					c.Nodes.Value[n].Annotations = map[string]string{}
@@ -288,7 +288,7 @@ func TestCauses(t *testing.T) {
 			}
 		}, "not-installed", Scope{Cluster: "gcp"}},
 		"a DaemonSet that was deleted": {func(p *patient) {
-			p.install(survey.ServiceMirror, 2)
+			p.install(inspect.ServiceMirror, 2)
 			p.aws.Workloads.Value, p.aws.Pods.Value, p.aws.Agents = p.aws.Workloads.Value[1:], nil, nil
 			p.corefile("cluster.gcp:53 {\n}\n")
 			for n := range 2 {
@@ -298,7 +298,7 @@ func TestCauses(t *testing.T) {
 			}
 		}, "not-installed", Scope{Cluster: "aws"}},
 		"a cluster that is dead": {func(p *patient) {
-			*p.gcp = survey.Cluster{Name: "gcp", Kubernetes: survey.Fact[string]{Err: "refused"}}
+			*p.gcp = inspect.Cluster{Name: "gcp", Kubernetes: inspect.Fact[string]{Err: "refused"}}
 			for n := range 2 {
 				for peer := range 2 {
 					down(p.path(n, peer), "no_answer", 9)
@@ -307,7 +307,7 @@ func TestCauses(t *testing.T) {
 			api("dial tcp 10.66.0.2:6443: connect: connection refused")(p)
 		}, "cluster-away", Scope{Cluster: "gcp"}},
 		"an API server that is down, with a path that is too": {func(p *patient) {
-			*p.gcp = survey.Cluster{Name: "gcp", Kubernetes: survey.Fact[string]{Err: "refused"}}
+			*p.gcp = inspect.Cluster{Name: "gcp", Kubernetes: inspect.Fact[string]{Err: "refused"}}
 			down(p.path(0, 1), "no_answer", 9)
 			api("dial tcp 10.66.0.2:6443: connect: connection refused")(p)
 		}, "api-away path-down", Scope{Cluster: "aws", Remote: "gcp"}},
@@ -334,12 +334,12 @@ func TestCauses(t *testing.T) {
 			p.services("gcp", 2)
 			p.aws.Imports.Value, p.aws.Workloads.Value[1].Ready = nil, 1
 			p.aws.Mirrors[0].Value.Election.Error = `leases.coordination.k8s.io "semaphore-service-mirror" is forbidden: User "x" cannot update resource "leases"`
-			p.aws.Mirrors[0].Value.Services = []survey.Service{{Name: "gcp-shop-73736d-web", Error: `services is forbidden: User "x" cannot create resource "services"`}}
+			p.aws.Mirrors[0].Value.Services = []inspect.Service{{Name: "gcp-shop-73736d-web", Error: `services is forbidden: User "x" cannot create resource "services"`}}
 		}, "own-api-failing", Scope{Cluster: "aws"}},
 		"a mirror that may not write and doesn't lead any more": {func(p *patient) {
-			p.install(survey.ServiceMirror, 0)
+			p.install(inspect.ServiceMirror, 0)
 			p.corefile("cluster.gcp:53 {\n}\n")
-			p.aws.Mirrors = []survey.Reported[survey.Mirror]{{Fact: survey.Fact[*survey.Mirror]{Value: &survey.Mirror{}}}}
+			p.aws.Mirrors = []inspect.Reported[inspect.Mirror]{{Fact: inspect.Fact[*inspect.Mirror]{Value: &inspect.Mirror{}}}}
 			p.aws.Mirrors[0].Value.Election.Error = `leases.coordination.k8s.io "semaphore-service-mirror" is forbidden: User "x" cannot get resource "leases"`
 		}, "own-api-failing", Scope{Cluster: "aws"}},
 		"a mirror whose lease is refused by an admission policy": {func(p *patient) {
@@ -353,30 +353,30 @@ func TestCauses(t *testing.T) {
 		}, "own-api-failing", Scope{Cluster: "aws"}},
 		"nodes that aren't ready, with all that runs there": {func(p *patient) {
 			p.services("gcp", 0)
-			p.gcp.Workloads.Value = append(p.gcp.Workloads.Value, p.aws.Workloads.Value[1], survey.Workload{Kind: "Deployment", Name: "semaphore-tokens", Wanted: 1})
+			p.gcp.Workloads.Value = append(p.gcp.Workloads.Value, p.aws.Workloads.Value[1], inspect.Workload{Kind: "Deployment", Name: "semaphore-tokens", Wanted: 1})
 			p.gcp.Workloads.Value[1].Ready = 0
 			p.corefile("cluster.gcp:53 {\n}\n")
 			p.gcp.DNS.Value = setupOf("cluster.aws:53 {\n}\n")
 			p.gcp.Exports.Value[0].Unready = map[string]bool{"gcp-1": true}
 			for n := range 2 {
 				p.gcp.Nodes.Value[n].Ready = "Unknown"
-				p.gcp.Pods.Value = append(p.gcp.Pods.Value, survey.Pod{Name: "mirror", Node: p.gcp.Nodes.Value[n].Name, Program: survey.ServiceMirror})
+				p.gcp.Pods.Value = append(p.gcp.Pods.Value, inspect.Pod{Name: "mirror", Node: p.gcp.Nodes.Value[n].Name, Program: inspect.ServiceMirror})
 			}
-			p.gcp.Pods.Value = append(p.gcp.Pods.Value, survey.Pod{Name: "tokens", Program: "semaphore-tokens", Phase: "Pending"})
+			p.gcp.Pods.Value = append(p.gcp.Pods.Value, inspect.Pod{Name: "tokens", Program: "semaphore-tokens", Phase: "Pending"})
 		}, "node-not-ready", Scope{Cluster: "gcp"}},
 		"a node that isn't ready, with one pod of two": {func(p *patient) {
 			p.services("gcp", 2)
 			p.aws.Nodes.Value[1].Ready, p.aws.Workloads.Value[1].Ready = "Unknown", 1
-			p.aws.Pods.Value = append(p.aws.Pods.Value, survey.Pod{Name: "mirror-1", Node: "aws-1", Program: survey.ServiceMirror, Ready: true}, survey.Pod{Name: "mirror-2", Node: "aws-2", Program: survey.ServiceMirror})
+			p.aws.Pods.Value = append(p.aws.Pods.Value, inspect.Pod{Name: "mirror-1", Node: "aws-1", Program: inspect.ServiceMirror, Ready: true}, inspect.Pod{Name: "mirror-2", Node: "aws-2", Program: inspect.ServiceMirror})
 		}, "node-not-ready", Scope{Cluster: "aws", Node: "aws-2"}},
 		"a node that isn't ready, and a pod that isn't on another one": {func(p *patient) {
 			p.services("gcp", 2)
 			p.aws.Nodes.Value[1].Ready, p.aws.Workloads.Value[1].Ready = "Unknown", 1
-			p.aws.Pods.Value = append(p.aws.Pods.Value, survey.Pod{Name: "mirror-1", Node: "aws-1", Program: survey.ServiceMirror}, survey.Pod{Name: "mirror-2", Node: "aws-2", Program: survey.ServiceMirror, Ready: true})
+			p.aws.Pods.Value = append(p.aws.Pods.Value, inspect.Pod{Name: "mirror-1", Node: "aws-1", Program: inspect.ServiceMirror}, inspect.Pod{Name: "mirror-2", Node: "aws-2", Program: inspect.ServiceMirror, Ready: true})
 		}, "node-not-ready mirror-not-ready", Scope{Cluster: "aws", Node: "aws-2"}},
 		"a quota that refuses pods": {func(p *patient) {
 			p.aws.Workloads.Value[0].Ready, p.aws.Pods.Value, p.aws.Agents = 1, p.aws.Pods.Value[1:], p.aws.Agents[1:]
-			p.aws.Warnings.Value = []survey.Event{{Reason: "FailedCreate", About: "DaemonSet/semaphore-wireguard", Message: `pods "x" is forbidden: exceeded quota: q`}}
+			p.aws.Warnings.Value = []inspect.Event{{Reason: "FailedCreate", About: "DaemonSet/semaphore-wireguard", Message: `pods "x" is forbidden: exceeded quota: q`}}
 		}, "admission-refuses", Scope{Cluster: "aws"}},
 		"an expired certificate":          {api("tls: failed to verify certificate: x509: certificate has expired or is not yet valid: current time"), "certificate-expired", Scope{Cluster: "aws", Remote: "gcp"}},
 		"a name that isn't known":         {api("dial tcp: lookup api.gcp.example on 10.0.0.2:53: no such host"), "api-name-unresolved", Scope{Cluster: "aws", Remote: "gcp"}},
@@ -397,7 +397,7 @@ func TestCauses(t *testing.T) {
 			p.remote(0).Device.Error, p.agent(0).Failing["device gcp"], p.agent(0).Failing["orphans"] = "x", "x", "no"
 		}, "device-missing agent-failing", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
 		"a mirror that isn't ready besides an agent in a crash loop": {func(p *patient) {
-			p.install(survey.ServiceMirror, 1)
+			p.install(inspect.ServiceMirror, 1)
 			p.corefile("cluster.gcp:53 {\n}\n")
 			p.aws.Pods.Value[0].Waiting = "CrashLoopBackOff"
 			a := &p.aws.Agents[0]
@@ -414,14 +414,14 @@ func TestCauses(t *testing.T) {
 			p.services("gcp", 2)
 			p.gcp.Workloads.Value, p.gcp.Exports.Value, p.gcp.Imports.Value = p.aws.Workloads.Value, nil, p.aws.Imports.Value
 			p.gcp.Settings.Value = map[string]string{"SEMAPHORE_REMOTES": "aws"}
-			p.aws.Exports.Value, p.aws.Imports.Value = []survey.KubeService{p.gcp.Imports.Value[0]}, nil
+			p.aws.Exports.Value, p.aws.Imports.Value = []inspect.KubeService{p.gcp.Imports.Value[0]}, nil
 			p.gcp.Imports.Value[0].Digest, p.gcp.Imports.Value[0].Origin = "old", "aws"
 			down(p.path(0, 0), "no_answer", 0)
 			down(p.back(0, 0), "no_answer", 0)
 		}, "udp-blocked", Scope{"aws", "aws-1", "gcp", "gcp-1"}},
 		"an origin that has just changed": {func(p *patient) {
 			p.services("gcp", 2)
-			p.aws.Imports.Value[0].Digest, p.gcp.Exports.Value[0].Changed = "old", surveytest.Now
+			p.aws.Imports.Value[0].Digest, p.gcp.Exports.Value[0].Changed = "old", inspecttest.Now
 		}, "", Scope{}},
 		"a service without a mirror": {func(p *patient) {
 			p.services("gcp", 2)
@@ -437,7 +437,7 @@ func TestCauses(t *testing.T) {
 		}, "service-not-in-order", Scope{Cluster: "aws", Remote: "gcp"}},
 		"services of a cluster that is no longer configured": {func(p *patient) {
 			p.services("gcp", 2)
-			p.aws.Mirrors[0].Value.Former = []survey.FormerCluster{{Name: "merit", Services: 1, Slices: 2}}
+			p.aws.Mirrors[0].Value.Former = []inspect.FormerCluster{{Name: "merit", Services: 1, Slices: 2}}
 		}, "service-not-in-order", Scope{Cluster: "aws", Remote: "merit"}},
 		"a remote that the mirror ignores because it left": {func(p *patient) {
 			p.services("gcp", 2)
@@ -448,30 +448,30 @@ func TestCauses(t *testing.T) {
 			p.aws.Workloads.Value, p.aws.Mirrors = p.aws.Workloads.Value[:1], nil
 		}, "mirror-missing", Scope{Cluster: "aws"}},
 		"a token that was replaced while watches are open": {func(p *patient) {
-			p.agent(0).Credentials.Credentials = map[string]survey.Trial{"gcp": {Asked: &surveytest.Now, Error: "get version: Unauthorized"}}
+			p.agent(0).Credentials.Credentials = map[string]inspect.Trial{"gcp": {Asked: &inspecttest.Now, Error: "get version: Unauthorized"}}
 		}, "token-refused", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
 		"rights of a remote's account that were removed while watches are open": {func(p *patient) {
-			p.agent(0).Credentials.Credentials = map[string]survey.Trial{"gcp": {Asked: &surveytest.Now, Error: "get /api/v1/nodes: Forbidden"}}
+			p.agent(0).Credentials.Credentials = map[string]inspect.Trial{"gcp": {Asked: &inspecttest.Now, Error: "get /api/v1/nodes: Forbidden"}}
 		}, "rights-missing", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
 		"rights in the own cluster that were removed": {func(p *patient) {
-			p.agent(0).Credentials.Credentials = map[string]survey.Trial{"aws": {Asked: &surveytest.Now, Error: "get /api/v1/nodes: Forbidden"}}
+			p.agent(0).Credentials.Credentials = map[string]inspect.Trial{"aws": {Asked: &inspecttest.Now, Error: "get /api/v1/nodes: Forbidden"}}
 		}, "own-api-failing", Scope{Cluster: "aws", Node: "aws-1"}},
 		"rights in the own cluster that were removed, and annotations that are gone": {func(p *patient) {
-			p.agent(0).Credentials.Credentials = map[string]survey.Trial{"aws": {Asked: &surveytest.Now, Error: "get /api/v1/nodes: Forbidden"}}
+			p.agent(0).Credentials.Credentials = map[string]inspect.Trial{"aws": {Asked: &inspecttest.Now, Error: "get /api/v1/nodes: Forbidden"}}
 			p.unpublish(0, "")
 			p.agent(0).Failing["publish"] = unpublished
 			for peer := range 2 {
 				r := &p.gcp.Agents[peer].Value.Remotes[0]
-				r.Peers, r.Rejected = r.Peers[1:], []survey.Rejection{{Node: "aws-1", Reason: "public_key", Detail: "missing"}}
+				r.Peers, r.Rejected = r.Peers[1:], []inspect.Rejection{{Node: "aws-1", Reason: "public_key", Detail: "missing"}}
 				down(p.path(0, peer), "no_answer", 0)
 			}
 		}, "own-api-failing", Scope{Cluster: "aws", Node: "aws-1"}},
 		"tokens that nothing renews": {func(p *patient) {
-			p.aws.Workloads.Value = append(p.aws.Workloads.Value, survey.Workload{Kind: "Deployment", Name: "semaphore-tokens", Wanted: 1})
+			p.aws.Workloads.Value = append(p.aws.Workloads.Value, inspect.Workload{Kind: "Deployment", Name: "semaphore-tokens", Wanted: 1})
 		}, "program-not-ready", Scope{Cluster: "aws"}},
 		"a token that isn't renewed": {func(p *patient) {
-			issued, expires := surveytest.Now.Add(-23*time.Hour), surveytest.Now.Add(time.Hour)
-			p.agent(0).Credentials.Credentials = map[string]survey.Trial{"gcp": {Asked: &surveytest.Now, Issued: &issued, Expires: &expires}}
+			issued, expires := inspecttest.Now.Add(-23*time.Hour), inspecttest.Now.Add(time.Hour)
+			p.agent(0).Credentials.Credentials = map[string]inspect.Trial{"gcp": {Asked: &inspecttest.Now, Issued: &issued, Expires: &expires}}
 		}, "token-expiring", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
 		"two independent causes": {func(p *patient) {
 			down(p.path(0, 0), "one_way", 9)
@@ -480,7 +480,7 @@ func TestCauses(t *testing.T) {
 		}, "token-refused udp-one-way", Scope{Cluster: "aws", Remote: "gcp"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			clusters := surveytest.Pair(2)
+			clusters := inspecttest.Pair(2)
 			tt.change(&patient{clusters[0], clusters[1]})
 			d := diagnose(t, clusters, nil, false)
 			var ids []string
@@ -513,17 +513,17 @@ func TestUnknownIsNotWell(t *testing.T) {
 	for name, change := range map[string]func(p *patient){
 		"an agent that doesn't answer": func(p *patient) { p.aws.Agents[0].Value, p.aws.Agents[0].Err = nil, "exec: no" },
 		"an API server that is down": func(p *patient) {
-			*p.gcp = survey.Cluster{Name: "gcp", Kubernetes: survey.Fact[string]{Err: "refused"}}
+			*p.gcp = inspect.Cluster{Name: "gcp", Kubernetes: inspect.Fact[string]{Err: "refused"}}
 		},
 		"a path without a sign":    func(p *patient) { p.path(0, 0).Path.State = "unknown" },
 		"an unknown state":         func(p *patient) { p.path(0, 0).Path.State = "splendid" },
 		"nodes that can't be read": func(p *patient) { p.aws.Nodes.Value, p.aws.Nodes.Err = nil, "forbidden" },
 		"an agent without a response of the API server": func(p *patient) {
-			ago := surveytest.Now.Add(-10 * time.Minute)
+			ago := inspecttest.Now.Add(-10 * time.Minute)
 			p.remote(0).API.LastContact = &ago
 		},
 		"a request without a response": func(p *patient) {
-			p.agent(0).Credentials.Credentials = map[string]survey.Trial{"gcp": {Waiting: &surveytest.Now}}
+			p.agent(0).Credentials.Credentials = map[string]inspect.Trial{"gcp": {Waiting: &inspecttest.Now}}
 		},
 		"an agent that has read nothing yet": func(p *patient) { p.remote(0).API.Synced = false },
 		"an agent on standby without another": func(p *patient) {
@@ -533,7 +533,7 @@ func TestUnknownIsNotWell(t *testing.T) {
 		},
 		"a policy controller that doesn't lead": func(p *patient) {
 			p.policy().Leading = false
-			p.install(survey.NetworkPolicy, 2)
+			p.install(inspect.NetworkPolicy, 2)
 		},
 		"a pod of CoreDNS that isn't available": func(p *patient) {
 			p.services("gcp", 2)
@@ -546,26 +546,26 @@ func TestUnknownIsNotWell(t *testing.T) {
 		"an agent that has just started": func(p *patient) { p.agent(0).Pending = []string{"routes"} },
 	} {
 		t.Run(name, func(t *testing.T) {
-			clusters := surveytest.Pair(2)
+			clusters := inspecttest.Pair(2)
 			change(&patient{clusters[0], clusters[1]})
 			if d := diagnose(t, clusters, nil, false); d.Verdict != Unknown || len(d.Unknown) == 0 {
 				t.Errorf("got %+v", d)
 			}
 		})
 	}
-	if d := diagnose(t, surveytest.Pair(2), nil, true); d.Verdict != Unknown {
+	if d := diagnose(t, inspecttest.Pair(2), nil, true); d.Verdict != Unknown {
 		t.Errorf("without a request of a pod it is %s", d.Verdict)
 	}
 	// Without paths nothing can be checked.
-	for name, clusters := range map[string][]*survey.Cluster{
-		"one cluster": surveytest.Pair(1)[:1], "no nodes": surveytest.Pair(0), "one of them has none": {surveytest.Pair(0)[0], surveytest.Pair(1)[1]},
-		"of three one has none": append(surveytest.Pair(1), &survey.Cluster{Name: "merit", Workloads: surveytest.Pair(0)[0].Workloads}),
+	for name, clusters := range map[string][]*inspect.Cluster{
+		"one cluster": inspecttest.Pair(1)[:1], "no nodes": inspecttest.Pair(0), "one of them has none": {inspecttest.Pair(0)[0], inspecttest.Pair(1)[1]},
+		"of three one has none": append(inspecttest.Pair(1), &inspect.Cluster{Name: "merit", Workloads: inspecttest.Pair(0)[0].Workloads}),
 	} {
 		if d := diagnose(t, clusters, nil, false); d.Verdict == Well {
 			t.Errorf("%s: the verdict is %s", name, Well)
 		}
 	}
-	if d := diagnose(t, surveytest.Pair(1), nil, false); d.Verdict != Well {
+	if d := diagnose(t, inspecttest.Pair(1), nil, false); d.Verdict != Well {
 		t.Errorf("a node in each of two clusters: %+v", d)
 	}
 	if d := diagnose(t, nil, nil, false); d.Verdict == Wrong {
@@ -590,7 +590,7 @@ func TestRulesAreInOrder(t *testing.T) {
 }
 
 func TestPrintedForPeople(t *testing.T) {
-	clusters := surveytest.Pair(2)
+	clusters := inspecttest.Pair(2)
 	clusters[0].Agents[0].Value.Remotes[0].API.Error = "Unauthorized \x1b[2J"
 	var b strings.Builder
 	if err := diagnose(t, clusters, nil, true).print(&b, ""); err != nil {
@@ -627,7 +627,7 @@ func TestOldAgents(t *testing.T) {
 			"the agent of gcp-2 has a version that reports no paths: it has v0"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			clusters := surveytest.Pair(2)
+			clusters := inspecttest.Pair(2)
 			for i, version := range tt.versions {
 				a := clusters[i/2].Agents[i%2].Value
 				a.Version = version
@@ -651,7 +651,7 @@ func TestOldAgents(t *testing.T) {
 // TestOldAgentsOfAnyVersions checks that the result is deterministic, also for versions
 // without an order.
 func TestOldAgentsOfAnyVersions(t *testing.T) {
-	clusters := surveytest.Pair(2)
+	clusters := inspecttest.Pair(2)
 	for i, version := range []string{"v1.9.0", "v1.10.0", "v1.2-devel", "v1.10.0-1-gabcdef"} {
 		clusters[i/2].Agents[i%2].Value.Version = version
 	}

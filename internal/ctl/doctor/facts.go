@@ -10,13 +10,13 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey"
 )
 
 // Facts is the input of the rules.
 type Facts struct {
-	Clusters []*survey.Cluster
+	Clusters []*inspect.Cluster
 	// Tried is the results of temporary pods; nil: none ran.
 	Tried *probe.Tried
 	// Done, when closed, ends all iterations over reports and pairs, of which there may be
@@ -26,9 +26,9 @@ type Facts struct {
 	// explained reports whether findings of rules explain a fault, and counts it then.
 	explained func(s Scope, rules ...string) bool
 
-	sites map[*survey.Cluster]*site
+	sites map[*inspect.Cluster]*site
 	pairs []Pair
-	first map[[2]*survey.Cluster]int // of pairs
+	first map[[2]*inspect.Cluster]int // of pairs
 }
 
 // done reports whether Done is closed.
@@ -45,18 +45,18 @@ func (f *Facts) done() bool {
 type site struct {
 	// all are the cluster's nodes. If they can't be read, they are those that agents of other
 	// clusters have as peers.
-	all    []survey.Node
-	acting map[string]*survey.Agent
+	all    []inspect.Node
+	acting map[string]*inspect.Agent
 	status map[string]string // commands that show the agents' reports
-	nodes  map[string]*survey.Node
+	nodes  map[string]*inspect.Node
 	number map[string]int // of nodes
 }
 
-func (f *Facts) site(c *survey.Cluster) *site {
+func (f *Facts) site(c *inspect.Cluster) *site {
 	if s := f.sites[c]; s != nil {
 		return s
 	}
-	s := &site{f.nodes(c), c.Acting(), map[string]string{}, map[string]*survey.Node{}, map[string]int{}}
+	s := &site{f.nodes(c), c.Acting(), map[string]string{}, map[string]*inspect.Node{}, map[string]int{}}
 	for i := range c.Agents {
 		if a := &c.Agents[i]; s.status[a.Pod.Node] == "" {
 			s.status[a.Pod.Node] = statusOf(a)
@@ -67,7 +67,7 @@ func (f *Facts) site(c *survey.Cluster) *site {
 		s.nodes[n.Name], s.number[n.Name] = n, i
 	}
 	if f.sites == nil {
-		f.sites = map[*survey.Cluster]*site{}
+		f.sites = map[*inspect.Cluster]*site{}
 	}
 	f.sites[c] = s
 	return s
@@ -75,7 +75,7 @@ func (f *Facts) site(c *survey.Cluster) *site {
 
 // nodes returns a cluster's nodes. Those of a cluster that can't be read are the peers in
 // the reports of other clusters' agents, of which names are all that is known.
-func (f *Facts) nodes(c *survey.Cluster) []survey.Node {
+func (f *Facts) nodes(c *inspect.Cluster) []inspect.Node {
 	if c.Nodes.Known() && c.Kubernetes.Known() {
 		return c.Nodes.Value
 	}
@@ -90,26 +90,26 @@ func (f *Facts) nodes(c *survey.Cluster) []survey.Node {
 			}
 		}
 	}
-	if survey.TooMany(len(names), widest) {
+	if inspect.TooMany(len(names), widest) {
 		return nil
 	}
-	var all []survey.Node
+	var all []inspect.Node
 	for _, name := range slices.Sorted(maps.Keys(names)) {
-		all = append(all, survey.Node{Name: name})
+		all = append(all, inspect.Node{Name: name})
 	}
 	return all
 }
 
 // status is the command that shows the report of a node's agent.
-func (f *Facts) status(c *survey.Cluster, node string) string { return f.site(c).status[node] }
+func (f *Facts) status(c *inspect.Cluster, node string) string { return f.site(c).status[node] }
 
-func statusOf(a *survey.Reported[survey.Agent]) string {
+func statusOf(a *inspect.Reported[inspect.Agent]) string {
 	return strings.TrimSuffix(a.Source, " -o json")
 }
 
 // reports iterates over the reports that could be read, each with its cluster.
-func reports[R any](f *Facts, of func(*survey.Cluster) []survey.Reported[R]) iter.Seq2[*survey.Cluster, *survey.Reported[R]] {
-	return func(yield func(*survey.Cluster, *survey.Reported[R]) bool) {
+func reports[R any](f *Facts, of func(*inspect.Cluster) []inspect.Reported[R]) iter.Seq2[*inspect.Cluster, *inspect.Reported[R]] {
+	return func(yield func(*inspect.Cluster, *inspect.Reported[R]) bool) {
 		for _, c := range f.Clusters {
 			all := of(c)
 			for i := range all {
@@ -121,29 +121,29 @@ func reports[R any](f *Facts, of func(*survey.Cluster) []survey.Reported[R]) ite
 	}
 }
 
-func (f *Facts) agents() iter.Seq2[*survey.Cluster, *survey.Reported[survey.Agent]] {
-	return reports(f, func(c *survey.Cluster) []survey.Reported[survey.Agent] { return c.Agents })
+func (f *Facts) agents() iter.Seq2[*inspect.Cluster, *inspect.Reported[inspect.Agent]] {
+	return reports(f, func(c *inspect.Cluster) []inspect.Reported[inspect.Agent] { return c.Agents })
 }
 
-func (f *Facts) mirrors() iter.Seq2[*survey.Cluster, *survey.Reported[survey.Mirror]] {
-	return reports(f, func(c *survey.Cluster) []survey.Reported[survey.Mirror] { return c.Mirrors })
+func (f *Facts) mirrors() iter.Seq2[*inspect.Cluster, *inspect.Reported[inspect.Mirror]] {
+	return reports(f, func(c *inspect.Cluster) []inspect.Reported[inspect.Mirror] { return c.Mirrors })
 }
 
-func (f *Facts) policies() iter.Seq2[*survey.Cluster, *survey.Reported[survey.Policy]] {
-	return reports(f, func(c *survey.Cluster) []survey.Reported[survey.Policy] { return c.Policies })
+func (f *Facts) policies() iter.Seq2[*inspect.Cluster, *inspect.Reported[inspect.Policy]] {
+	return reports(f, func(c *inspect.Cluster) []inspect.Reported[inspect.Policy] { return c.Policies })
 }
 
 // Pair is the path from a node to a node of another cluster.
 type Pair struct {
 	Scope
-	from, to *survey.Cluster
-	node     *survey.Node // the destination
-	first    bool         // it is the first pair of its source node
+	from, to *inspect.Cluster
+	node     *inspect.Node // the destination
+	first    bool          // it is the first pair of its source node
 	// agent is that of the source node; nil: no report. remote and peer are its view of the
 	// other cluster and node.
-	agent  *survey.Agent
-	remote *survey.Remote
-	peer   *survey.Peer
+	agent  *inspect.Agent
+	remote *inspect.Remote
+	peer   *inspect.Peer
 	source string // of these
 	turn   int    // index of the reverse pair
 }
@@ -166,12 +166,12 @@ func (f *Facts) makePairs() {
 	if f.first != nil {
 		return
 	}
-	f.first = map[[2]*survey.Cluster]int{}
+	f.first = map[[2]*inspect.Cluster]int{}
 	all := 0
 	for _, from := range f.Clusters {
 		for _, to := range f.Clusters {
 			if from != to {
-				f.first[[2]*survey.Cluster{from, to}] = all
+				f.first[[2]*inspect.Cluster{from, to}] = all
 				all += len(f.site(from).all) * len(f.site(to).all)
 			}
 		}
@@ -182,12 +182,12 @@ func (f *Facts) makePairs() {
 			if from == to {
 				continue
 			}
-			back := f.first[[2]*survey.Cluster{to, from}]
+			back := f.first[[2]*inspect.Cluster{to, from}]
 			sources, destinations := f.site(from).all, f.site(to).all
 			for i := range sources {
 				name := sources[i].Name
 				p := Pair{from: from, to: to, agent: f.site(from).acting[name], source: f.status(from, name)}
-				peers := map[string]*survey.Peer{}
+				peers := map[string]*inspect.Peer{}
 				if p.agent != nil {
 					p.remote = p.agent.Remote(to.Name)
 				}
@@ -210,8 +210,8 @@ func (f *Facts) makePairs() {
 // pair returns the pair of a scope, or nil.
 func (f *Facts) pair(s Scope) *Pair {
 	f.makePairs()
-	named := func(name string) *survey.Cluster {
-		i := slices.IndexFunc(f.Clusters, func(c *survey.Cluster) bool { return c.Name == name })
+	named := func(name string) *inspect.Cluster {
+		i := slices.IndexFunc(f.Clusters, func(c *inspect.Cluster) bool { return c.Name == name })
 		if i < 0 {
 			return nil
 		}
@@ -226,7 +226,7 @@ func (f *Facts) pair(s Scope) *Pair {
 	if !known || !peer {
 		return nil
 	}
-	return &f.pairs[f.first[[2]*survey.Cluster{from, to}]+i*len(f.site(to).all)+j]
+	return &f.pairs[f.first[[2]*inspect.Cluster{from, to}]+i*len(f.site(to).all)+j]
 }
 
 // state is the state of the path: up, down, unknown, none if the destination isn't a peer,
@@ -268,20 +268,20 @@ func (p *Pair) why() string {
 func (f *Facts) back(p *Pair) *Pair { return &f.pairs[p.turn] }
 
 // annotation returns the value that a node publishes for a cluster.
-func annotation(n *survey.Node, cluster, what string) string {
+func annotation(n *inspect.Node, cluster, what string) string {
 	return n.Annotations[annotationName(cluster, what)]
 }
 
 func annotationName(cluster, what string) string {
-	return cluster + "." + survey.AnnotationGroup + "/" + what
+	return cluster + "." + inspect.AnnotationGroup + "/" + what
 }
 
 // view is an agent with one of its remotes.
 type view struct {
 	Scope
-	cluster *survey.Cluster
-	agent   *survey.Agent
-	remote  *survey.Remote
+	cluster *inspect.Cluster
+	agent   *inspect.Agent
+	remote  *inspect.Remote
 	source  string
 	// failing are the failures of the agent that concern this remote, inTheWay the failure
 	// caused by a foreign route.
@@ -339,7 +339,7 @@ type connection struct {
 func (f *Facts) connections() iter.Seq[connection] {
 	return func(yield func(connection) bool) {
 		for v := range f.views() {
-			if !yield(connection{v.Scope, survey.WireGuard, v.remote.API.Error, v.source}) {
+			if !yield(connection{v.Scope, inspect.WireGuard, v.remote.API.Error, v.source}) {
 				return
 			}
 		}
@@ -354,7 +354,7 @@ func (f *Facts) connections() iter.Seq[connection] {
 		for c, m := range f.mirrors() {
 			for _, of := range m.Value.Clusters {
 				for _, w := range of.Watches {
-					if !yield(connection{Scope{Cluster: c.Name, Remote: of.Name}, survey.ServiceMirror, w.Error, m.Source}) {
+					if !yield(connection{Scope{Cluster: c.Name, Remote: of.Name}, inspect.ServiceMirror, w.Error, m.Source}) {
 						return
 					}
 				}
@@ -363,7 +363,7 @@ func (f *Facts) connections() iter.Seq[connection] {
 		for c, p := range f.policies() {
 			for j := range p.Value.Remotes {
 				r := &p.Value.Remotes[j]
-				if !yield(connection{Scope{Cluster: c.Name, Remote: r.Name}, survey.NetworkPolicy, r.API.Error, p.Source}) {
+				if !yield(connection{Scope{Cluster: c.Name, Remote: r.Name}, inspect.NetworkPolicy, r.API.Error, p.Source}) {
 					return
 				}
 			}
@@ -374,14 +374,14 @@ func (f *Facts) connections() iter.Seq[connection] {
 // trial is the result of a program's request with the credentials on disk.
 type trial struct {
 	Scope
-	survey.Trial
-	cluster         *survey.Cluster
+	inspect.Trial
+	cluster         *inspect.Cluster
 	program, source string
 }
 
 func (f *Facts) trials() iter.Seq[trial] {
 	return func(yield func(trial) bool) {
-		all := func(c *survey.Cluster, node, program, source string, of survey.Credentials) bool {
+		all := func(c *inspect.Cluster, node, program, source string, of inspect.Credentials) bool {
 			for _, name := range slices.Sorted(maps.Keys(of.Credentials)) {
 				if f.done() || !yield(trial{Scope{Cluster: c.Name, Node: node, Remote: name}, of.Credentials[name], c, program, source}) {
 					return false
@@ -390,17 +390,17 @@ func (f *Facts) trials() iter.Seq[trial] {
 			return true
 		}
 		for c, a := range f.agents() {
-			if !all(c, a.Pod.Node, survey.WireGuard, statusOf(a), a.Value.Credentials) {
+			if !all(c, a.Pod.Node, inspect.WireGuard, statusOf(a), a.Value.Credentials) {
 				return
 			}
 		}
 		for c, m := range f.mirrors() {
-			if !all(c, "", survey.ServiceMirror, m.Source, m.Value.Credentials) {
+			if !all(c, "", inspect.ServiceMirror, m.Source, m.Value.Credentials) {
 				return
 			}
 		}
 		for c, p := range f.policies() {
-			if !all(c, "", survey.NetworkPolicy, p.Source, p.Value.Credentials) {
+			if !all(c, "", inspect.NetworkPolicy, p.Source, p.Value.Credentials) {
 				return
 			}
 		}

@@ -11,55 +11,55 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey/surveytest"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect/inspecttest"
 )
 
 // TestClusterHidesNoOther checks that nothing that a hostile cluster reports explains faults
 // of another cluster alone, or between others, or hides what is unknown about them.
 func TestClusterHidesNoOther(t *testing.T) {
-	claim := func(node string, remotes ...survey.Remote) func(gcp *survey.Cluster) {
-		return func(gcp *survey.Cluster) {
+	claim := func(node string, remotes ...inspect.Remote) func(gcp *inspect.Cluster) {
+		return func(gcp *inspect.Cluster) {
 			for i := range gcp.Agents {
 				gcp.Agents[i].Value.Node = node
 				gcp.Agents[i].Value.Remotes = append(gcp.Agents[i].Value.Remotes, remotes...)
 			}
 		}
 	}
-	refused := func(name string) survey.Remote { return survey.Remote{Name: name, Refused: "x"} }
-	for name, lie := range map[string]func(gcp *survey.Cluster){
-		"nothing":                    func(*survey.Cluster) {},
+	refused := func(name string) inspect.Remote { return inspect.Remote{Name: name, Refused: "x"} }
+	for name, lie := range map[string]func(gcp *inspect.Cluster){
+		"nothing":                    func(*inspect.Cluster) {},
 		"a remote is refused":        claim("gcp-1", refused("aws")),
 		"an agent of no node":        claim("", refused("aws")),
 		"an agent of others' node":   claim("aws-1", refused("aws"), refused("gcp")),
 		"remotes without a name":     claim("", refused(""), refused(anyNode)),
-		"an API server that is down": claim("", survey.Remote{Name: "aws", API: survey.Connection{Error: "connection refused"}}, survey.Remote{Name: "merit", API: survey.Connection{Error: "Unauthorized"}}),
-		"rejected nodes": claim("", survey.Remote{Name: "aws", Rejected: []survey.Rejection{
+		"an API server that is down": claim("", inspect.Remote{Name: "aws", API: inspect.Connection{Error: "connection refused"}}, inspect.Remote{Name: "merit", API: inspect.Connection{Error: "Unauthorized"}}),
+		"rejected nodes": claim("", inspect.Remote{Name: "aws", Rejected: []inspect.Rejection{
 			{Node: "aws-1", Reason: "duplicate_key"}, {Node: "", Reason: "pod_cidr"}, {Node: anyNode, Reason: "x"},
 		}}),
-		"a false date": func(gcp *survey.Cluster) { gcp.Clock.Value = -10 * time.Minute },
-		"nodes that aren't ready": func(gcp *survey.Cluster) {
+		"a false date": func(gcp *inspect.Cluster) { gcp.Clock.Value = -10 * time.Minute },
+		"nodes that aren't ready": func(gcp *inspect.Cluster) {
 			for i := range gcp.Nodes.Value {
 				gcp.Nodes.Value[i].Ready = "False"
 			}
 		},
-		"more unknowns than are printed": func(gcp *survey.Cluster) {
+		"more unknowns than are printed": func(gcp *inspect.Cluster) {
 			for i := range 10 * maxOpen {
-				pod := survey.Pod{Name: fmt.Sprint("agent-", i), Node: fmt.Sprint("n", i)}
-				gcp.Agents = append(gcp.Agents, survey.Reported[survey.Agent]{Pod: pod, Fact: survey.Fact[*survey.Agent]{Err: "no"}})
+				pod := inspect.Pod{Name: fmt.Sprint("agent-", i), Node: fmt.Sprint("n", i)}
+				gcp.Agents = append(gcp.Agents, inspect.Reported[inspect.Agent]{Pod: pod, Fact: inspect.Fact[*inspect.Agent]{Err: "no"}})
 			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, order := range [][3]int{{0, 1, 2}, {1, 0, 2}, {2, 1, 0}} {
-				all := surveytest.Mesh(2, "aws", "gcp", "merit")
+				all := inspecttest.Mesh(2, "aws", "gcp", "merit")
 				aws, gcp, merit := all[0], all[1], all[2]
 				aws.Agents[0].Value.Filter.State = "missing"
 				aws.Agents[1].Value.Pending = []string{"routes"}
 				merit.Agents[0].Value.Failing["orphans"] = "no"
 				merit.Agents[1].Value.Remotes[0].Peers[0].Path.State = "down"
 				lie(gcp)
-				d := diagnose(t, []*survey.Cluster{all[order[0]], all[order[1]], all[order[2]]}, nil, false)
+				d := diagnose(t, []*inspect.Cluster{all[order[0]], all[order[1]], all[order[2]]}, nil, false)
 				for _, want := range []Cause{
 					{ID: "agent-failing", Where: Scope{Cluster: "aws", Node: "aws-1"}}, {ID: "agent-failing", Where: Scope{Cluster: "merit", Node: "merit-1"}},
 					{ID: "path-down", Where: Scope{"merit", "merit-2", "aws", "aws-1"}},
@@ -116,49 +116,49 @@ func TestWorkIsBounded(t *testing.T) {
 	if testing.Short() {
 		n = 2_000
 	}
-	report := func(change func(a *survey.Agent)) []*survey.Cluster {
-		clusters := surveytest.Pair(1)
+	report := func(change func(a *inspect.Agent)) []*inspect.Cluster {
+		clusters := inspecttest.Pair(1)
 		change(clusters[1].Agents[0].Value)
 		return clusters
 	}
-	nodes := func(n int) []*survey.Cluster {
-		clusters := surveytest.Pair(20)
+	nodes := func(n int) []*inspect.Cluster {
+		clusters := inspecttest.Pair(20)
 		gcp := clusters[1]
 		gcp.Nodes.Value, gcp.Pods.Value, gcp.Agents = nil, nil, nil
 		for i := range n {
-			node := survey.Node{Name: fmt.Sprint("n", i), Ready: "True", Annotations: map[string]string{}}
+			node := inspect.Node{Name: fmt.Sprint("n", i), Ready: "True", Annotations: map[string]string{}}
 			if i%3 > 0 {
-				node.Annotations["aws."+survey.AnnotationGroup+"/pubKey"], node.Annotations["aws."+survey.AnnotationGroup+"/endpoint"] = "k", ""
+				node.Annotations["aws."+inspect.AnnotationGroup+"/pubKey"], node.Annotations["aws."+inspect.AnnotationGroup+"/endpoint"] = "k", ""
 			}
-			pod := survey.Pod{Name: "agent-" + node.Name, Node: node.Name, Program: survey.WireGuard}
+			pod := inspect.Pod{Name: "agent-" + node.Name, Node: node.Name, Program: inspect.WireGuard}
 			gcp.Nodes.Value, gcp.Pods.Value = append(gcp.Nodes.Value, node), append(gcp.Pods.Value, pod)
-			gcp.Agents = append(gcp.Agents, survey.Reported[survey.Agent]{Pod: pod, Fact: survey.Fact[*survey.Agent]{Err: "no"}})
+			gcp.Agents = append(gcp.Agents, inspect.Reported[inspect.Agent]{Pod: pod, Fact: inspect.Fact[*inspect.Agent]{Err: "no"}})
 		}
 		return clusters
 	}
-	pools := report(func(a *survey.Agent) {
+	pools := report(func(a *inspect.Agent) {
 		for i := range n {
 			a.Remotes[0].PodSubnets = append(a.Remotes[0].PodSubnets, fmt.Sprintf("10.%d.%d.0/24", i/256, i%256))
 		}
 	})
 	for i := range n {
-		pools[1].Pools.Value = append(pools[1].Pools.Value, survey.Pool{CIDR: fmt.Sprintf("10.%d.%d.0/24", i/256, i%256), Disabled: true, NoExport: true})
+		pools[1].Pools.Value = append(pools[1].Pools.Value, inspect.Pool{CIDR: fmt.Sprintf("10.%d.%d.0/24", i/256, i%256), Disabled: true, NoExport: true})
 	}
-	for name, clusters := range map[string][]*survey.Cluster{
+	for name, clusters := range map[string][]*inspect.Cluster{
 		"nodes without agents": nodes(4000),
-		"rejections": report(func(a *survey.Agent) {
+		"rejections": report(func(a *inspect.Agent) {
 			for i := range n {
-				a.Remotes[0].Rejected = append(a.Remotes[0].Rejected, survey.Rejection{Node: fmt.Sprint("n", i), Reason: "duplicate_key"})
+				a.Remotes[0].Rejected = append(a.Remotes[0].Rejected, inspect.Rejection{Node: fmt.Sprint("n", i), Reason: "duplicate_key"})
 			}
 		}),
-		"remotes": report(func(a *survey.Agent) {
+		"remotes": report(func(a *inspect.Agent) {
 			for i := range n {
-				a.Remotes = append(a.Remotes, survey.Remote{Name: fmt.Sprint("r", i), Refused: "x"})
+				a.Remotes = append(a.Remotes, inspect.Remote{Name: fmt.Sprint("r", i), Refused: "x"})
 			}
 		}),
-		"remotes and failures": report(func(a *survey.Agent) {
+		"remotes and failures": report(func(a *inspect.Agent) {
 			for i := range n {
-				a.Remotes = append(a.Remotes, survey.Remote{Name: fmt.Sprint("r", i)})
+				a.Remotes = append(a.Remotes, inspect.Remote{Name: fmt.Sprint("r", i)})
 				a.Failing[fmt.Sprint("device r", i)] = "x"
 			}
 		}),
@@ -187,10 +187,10 @@ func TestEndsWithTheContext(t *testing.T) {
 	over := errors.New("interrupted")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(over)
-	if d, err := Diagnose(ctx, surveytest.Pair(2), nil, false); !errors.Is(err, over) || d != nil {
+	if d, err := Diagnose(ctx, inspecttest.Pair(2), nil, false); !errors.Is(err, over) || d != nil {
 		t.Errorf("got %+v, %v", d, err)
 	}
-	f := &Facts{Clusters: surveytest.Pair(2), Done: ctx.Done()}
+	f := &Facts{Clusters: inspecttest.Pair(2), Done: ctx.Done()}
 	for range f.Pairs() {
 		t.Error("pairs continue")
 	}
@@ -204,7 +204,7 @@ func TestEndsWithTheContext(t *testing.T) {
 
 // TestUnknownIsBoundedByCluster checks that omitted unknowns of a cluster are counted.
 func TestUnknownIsBoundedByCluster(t *testing.T) {
-	clusters := surveytest.Pair(maxOpen + 3)
+	clusters := inspecttest.Pair(maxOpen + 3)
 	for i := range clusters[1].Agents {
 		clusters[1].Agents[i].Value.Pending = []string{"routes"}
 	}
@@ -222,10 +222,10 @@ func TestUnknownIsBoundedByCluster(t *testing.T) {
 // TestOtherRemotes checks that faults of remotes that aren't arguments are reported as one
 // cause of each rule.
 func TestOtherRemotes(t *testing.T) {
-	clusters := surveytest.Pair(1)
+	clusters := inspecttest.Pair(1)
 	a := clusters[0].Agents[0].Value
 	for _, name := range []string{"merit", "titan"} {
-		a.Remotes = append(a.Remotes, survey.Remote{Name: name, API: survey.Connection{Error: "Unauthorized"}})
+		a.Remotes = append(a.Remotes, inspect.Remote{Name: name, API: inspect.Connection{Error: "Unauthorized"}})
 	}
 	a.Remotes[0].API.Error = "Unauthorized"
 	var got []string
@@ -246,8 +246,8 @@ func TestOtherRemotes(t *testing.T) {
 }
 
 func TestPoolHoldsSubnet(t *testing.T) {
-	c := &survey.Cluster{}
-	c.Pools.Value = []survey.Pool{
+	c := &inspect.Cluster{}
+	c.Pools.Value = []inspect.Pool{
 		{CIDR: "10.4.0.0/15", Disabled: true, NoExport: true}, {CIDR: "fd00:4::/32", Disabled: true, NoExport: true}, {CIDR: "10.8.0.0/16", Disabled: true},
 		{CIDR: "10.9.0.0/16", NoExport: true}, {CIDR: "x", Disabled: true, NoExport: true},
 	}

@@ -6,15 +6,15 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey"
 )
 
 // named iterates over the clusters with the service mirror whose CoreDNS is known.
-func (f *Facts) named() iter.Seq[*survey.Cluster] {
-	return func(yield func(*survey.Cluster) bool) {
+func (f *Facts) named() iter.Seq[*inspect.Cluster] {
+	return func(yield func(*inspect.Cluster) bool) {
 		for _, c := range f.Clusters {
-			if _, installed := c.Workload(survey.ServiceMirror); installed && c.DNS.Known() && c.DNS.Value != nil && !yield(c) {
+			if _, installed := c.Workload(inspect.ServiceMirror); installed && c.DNS.Known() && c.DNS.Value != nil && !yield(c) {
 				return
 			}
 		}
@@ -36,15 +36,15 @@ func openNames(f *Facts, add func(Scope, func() Open)) {
 const noCoreDNS = "kube-system has no CoreDNS, and the configuration of another DNS isn't read"
 
 // withoutDNS returns the clusters with the service mirror and without CoreDNS.
-func (f *Facts) withoutDNS() []*survey.Cluster {
-	return slices.DeleteFunc(slices.Clone(f.Clusters), func(c *survey.Cluster) bool {
-		_, installed := c.Workload(survey.ServiceMirror)
+func (f *Facts) withoutDNS() []*inspect.Cluster {
+	return slices.DeleteFunc(slices.Clone(f.Clusters), func(c *inspect.Cluster) bool {
+		_, installed := c.Workload(inspect.ServiceMirror)
 		return !installed || !c.Kubernetes.Known() || !c.DNS.Known() || c.DNS.Value != nil
 	})
 }
 
 // resolves reports whether a pod of a cluster has resolved the name of a service of another.
-func (f *Facts) resolves(c *survey.Cluster) bool {
+func (f *Facts) resolves(c *inspect.Cluster) bool {
 	return slices.ContainsFunc(f.asked(), func(a probe.Asked) bool {
 		return a.From.Cluster == c.Name && a.Name != "" && a.Untried == "" && a.Result.Name == "" && len(a.Result.Found) == 0
 	})

@@ -6,9 +6,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect/inspecttest"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey/surveytest"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
@@ -124,7 +124,7 @@ func TestResultsOfPods(t *testing.T) {
 		"there are no pods":           {func(_ *patient, f *probe.Tried) { f.Legs, f.Asked = nil, nil }, "", Unknown},
 	} {
 		t.Run(name, func(t *testing.T) {
-			clusters, tried := surveytest.Pair(2), tries()
+			clusters, tried := inspecttest.Pair(2), tries()
 			tt.change(&patient{clusters[0], clusters[1]}, tried)
 			d := diagnose(t, clusters, tried, true)
 			var ids []string
@@ -145,7 +145,7 @@ func TestResultsOfPods(t *testing.T) {
 // TestAsks checks that a cluster's imports make pods of the origin request nothing but endpoints
 // that the origin exports.
 func TestAsks(t *testing.T) {
-	clusters := surveytest.Pair(1)
+	clusters := inspecttest.Pair(1)
 	p := &patient{clusters[0], clusters[1]}
 	p.services("gcp", 2)
 	web := &p.aws.Imports.Value[0]
@@ -164,12 +164,12 @@ func TestAsks(t *testing.T) {
 // TestNotAsked lists what is left out because of settings, and without CoreDNS what only requests
 // of pods have shown.
 func TestNotAsked(t *testing.T) {
-	clusters := surveytest.Pair(2)
+	clusters := inspecttest.Pair(2)
 	p := &patient{clusters[0], clusters[1]}
 	p.services("gcp", 2)
 	p.aws.DNS.Value = nil
 	p.aws.Imports.Value[0].Digest = "other" // Not a fault: its origin may be another one.
-	p.aws.Settings.Value["SEMAPHORE_MIRROR_SELECTOR"], p.aws.Settings.Value["SEMAPHORE_GLOBAL_SELECTOR"] = "", survey.GlobalSelector
+	p.aws.Settings.Value["SEMAPHORE_MIRROR_SELECTOR"], p.aws.Settings.Value["SEMAPHORE_GLOBAL_SELECTOR"] = "", inspect.GlobalSelector
 	d := diagnose(t, clusters, tries(), true)
 	var got []string
 	for _, o := range d.NotAsked {

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 )
 
 // agentGone are the rules that explain a missing report of a node's agent.
@@ -214,7 +214,7 @@ func admissionRefuses(f *Facts, found func(Finding)) {
 	for _, c := range f.Clusters {
 		for _, e := range c.Warnings.Value {
 			// Events stay for an hour: a workload that is complete is no longer refused.
-			if _, name, _ := strings.Cut(e.About, "/"); e.Reason == "FailedCreate" && slices.ContainsFunc(c.Workloads.Value, func(w survey.Workload) bool {
+			if _, name, _ := strings.Cut(e.About, "/"); e.Reason == "FailedCreate" && slices.ContainsFunc(c.Workloads.Value, func(w inspect.Workload) bool {
 				return w.Ready < w.Wanted && strings.HasPrefix(name, w.Name)
 			}) {
 				say(Scope{Cluster: c.Name}, e.Message, c.Warnings.Source)
@@ -335,26 +335,26 @@ func ownFailing(f *Facts, found func(Finding)) {
 			found(Finding{Scope{Cluster: t.Cluster, Node: t.Node}, t.Cluster + ": our programs can't read their own API server", []Evidence{{t.program + ": " + t.Error, t.source}}})
 		}
 	}
-	writes := func(c *survey.Cluster, program, err, source string) {
+	writes := func(c *inspect.Cluster, program, err, source string) {
 		if err != "" && !admission(err) {
 			found(Finding{Scope{Cluster: c.Name}, fmt.Sprintf("%s: %s can't write to its own API server", c.Name, program), []Evidence{{err, source}}})
 		}
 	}
 	for c, m := range f.mirrors() {
-		writes(c, survey.ServiceMirror, m.Value.Election.Error, m.Source)
+		writes(c, inspect.ServiceMirror, m.Value.Election.Error, m.Source)
 		for i := range m.Value.Services {
 			if err := m.Value.Services[i].Error; kindOf(err) == "rights-missing" {
-				writes(c, survey.ServiceMirror, err, m.Source)
+				writes(c, inspect.ServiceMirror, err, m.Source)
 			}
 		}
 	}
 	for c, p := range f.policies() {
-		writes(c, survey.NetworkPolicy, p.Value.Election, p.Source)
+		writes(c, inspect.NetworkPolicy, p.Value.Election, p.Source)
 		for i := range p.Value.Remotes {
 			failing := p.Value.Remotes[i].Failing
 			for _, name := range slices.Sorted(maps.Keys(failing)) {
 				if kindOf(failing[name]) == "rights-missing" {
-					writes(c, survey.NetworkPolicy, failing[name], p.Source)
+					writes(c, inspect.NetworkPolicy, failing[name], p.Source)
 				}
 			}
 		}
@@ -392,7 +392,7 @@ func clusterRules() []Rule {
 			ID: "other-cluster", Whole: true,
 			Remedy: "use the name that the cluster has in SEMAPHORE_CLUSTER_NAME as the argument, with --context NAME=CONTEXT if its kubeconfig context has another name",
 			Find: func(f *Facts, found func(Finding)) {
-				seen := map[*survey.Cluster]bool{}
+				seen := map[*inspect.Cluster]bool{}
 				for c, a := range f.agents() {
 					if a.Value.Cluster != "" && a.Value.Cluster != c.Name && !seen[c] {
 						seen[c] = true
@@ -439,12 +439,12 @@ func clusterRules() []Rule {
 			Remedy: "find out why the DaemonSet creates no pod there; if the node should have none, remove its annotations (semaphorectl leave)",
 			Find: func(f *Facts, found func(Finding)) {
 				for _, c := range f.Clusters {
-					if _, installed := c.Workload(survey.WireGuard); !installed || !c.Pods.Known() {
+					if _, installed := c.Workload(inspect.WireGuard); !installed || !c.Pods.Known() {
 						continue
 					}
 					has := map[string]bool{}
 					for _, p := range c.Pods.Value {
-						has[p.Node] = has[p.Node] || p.Program == survey.WireGuard
+						has[p.Node] = has[p.Node] || p.Program == inspect.WireGuard
 					}
 					for i := range c.Nodes.Value {
 						if node := c.Nodes.Value[i].Name; !has[node] {
@@ -464,7 +464,7 @@ func clusterAway(f *Facts, found func(Finding)) {
 		up, down int
 		evidence []Evidence
 	}
-	to := map[*survey.Cluster]*paths{}
+	to := map[*inspect.Cluster]*paths{}
 	for p := range f.Pairs() {
 		if p.to.Kubernetes.Known() {
 			continue
@@ -502,7 +502,7 @@ func notInstalled(f *Facts, found func(Finding)) {
 		if !c.Kubernetes.Known() || !c.Workloads.Known() {
 			continue
 		}
-		if _, installed := c.Workload(survey.WireGuard); installed {
+		if _, installed := c.Workload(inspect.WireGuard); installed {
 			continue
 		}
 		if len(c.Workloads.Value) == 0 {
@@ -510,9 +510,9 @@ func notInstalled(f *Facts, found func(Finding)) {
 			continue
 		}
 		for _, other := range f.Clusters {
-			published := slices.ContainsFunc(c.Nodes.Value, func(n survey.Node) bool { return annotation(&n, other.Name, "pubKey") != "" })
+			published := slices.ContainsFunc(c.Nodes.Value, func(n inspect.Node) bool { return annotation(&n, other.Name, "pubKey") != "" })
 			if other != c && (published || known[other.Name+" "+c.Name]) {
-				found(Finding{Scope{Cluster: c.Name}, "the agents' DaemonSet is missing in " + c.Name, []Evidence{{"no DaemonSet " + survey.WireGuard, c.Workloads.Source}}})
+				found(Finding{Scope{Cluster: c.Name}, "the agents' DaemonSet is missing in " + c.Name, []Evidence{{"no DaemonSet " + inspect.WireGuard, c.Workloads.Source}}})
 				break
 			}
 		}
@@ -523,7 +523,7 @@ func notInstalled(f *Facts, found func(Finding)) {
 func crashing(f *Facts, found func(Finding)) {
 	for _, c := range f.Clusters {
 		for _, p := range c.Pods.Value {
-			if p.Program == survey.WireGuard && p.Waiting != "" && p.Waiting != "ContainerCreating" {
+			if p.Program == inspect.WireGuard && p.Waiting != "" && p.Waiting != "ContainerCreating" {
 				what := fmt.Sprintf("%s, %d restarts; last exit: %s", p.Waiting, p.Restarts, cmp.Or(p.Ended, "unknown"))
 				found(Finding{
 					Scope{Cluster: c.Name, Node: p.Node}, "the agent of " + p.Node + " doesn't run", []Evidence{{what, c.Kubectl("-n sys-semaphore logs %s --previous", p.Name)}},

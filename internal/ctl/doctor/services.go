@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 )
 
 // settled is the age from which on a change should have reached other clusters.
@@ -33,7 +33,7 @@ func serviceRules() []Rule {
 			Remedy: "install it again with semaphorectl join, or delete what it has left: Services and EndpointSlices in sys-semaphore with the label mirrored-svc=true",
 			Find: func(f *Facts, found func(Finding)) {
 				for _, c := range f.Clusters {
-					if _, installed := c.Workload(survey.ServiceMirror); !installed && c.Workloads.Known() && len(c.Imports.Value) > 0 {
+					if _, installed := c.Workload(inspect.ServiceMirror); !installed && c.Workloads.Known() && len(c.Imports.Value) > 0 {
 						found(Finding{Scope{Cluster: c.Name}, "semaphore-service-mirror isn't installed in " + c.Name + ", and its services stay as they were", []Evidence{{fmt.Sprintf("%d services, such as %s", len(c.Imports.Value), c.Imports.Value[0].Object), c.Imports.Source}}})
 					}
 				}
@@ -53,7 +53,7 @@ func serviceRules() []Rule {
 }
 
 func withoutEndpoints(f *Facts, found func(Finding)) {
-	for _, l := range survey.Lacking(f.Clusters) {
+	for _, l := range inspect.Lacking(f.Clusters) {
 		if f.onUnready(l.Cluster, slices.Collect(maps.Keys(l.Unready))) {
 			continue
 		}
@@ -61,21 +61,21 @@ func withoutEndpoints(f *Facts, found func(Finding)) {
 	}
 }
 
-func endpointsOf(c *survey.Cluster, s *survey.KubeService) string {
+func endpointsOf(c *inspect.Cluster, s *inspect.KubeService) string {
 	return c.Kubectl("-n %s get endpointslices -l kubernetes.io/service-name=%s", s.Namespace, s.Name)
 }
 
 // mirrorsBehind finds mirrors that differ from their origin, if that hasn't changed lately.
 func mirrorsBehind(f *Facts, found func(Finding)) {
 	for _, c := range f.Clusters {
-		if _, installed := c.Workload(survey.ServiceMirror); !installed || !c.Imports.Known() || c.Custom(survey.MirrorSetting) {
+		if _, installed := c.Workload(inspect.ServiceMirror); !installed || !c.Imports.Known() || c.Custom(inspect.MirrorSetting) {
 			continue // With another selector the exports are unknown.
 		}
 		for _, origin := range f.Clusters {
 			if origin == c || !origin.Exports.Known() || !f.hasRemote(c, origin.Name) {
 				continue
 			}
-			have := map[string]*survey.KubeService{}
+			have := map[string]*inspect.KubeService{}
 			for i := range c.Imports.Value {
 				if s := &c.Imports.Value[i]; s.Origin == origin.Name {
 					have[s.String()] = s
@@ -111,9 +111,9 @@ func mirrorsBehind(f *Facts, found func(Finding)) {
 }
 
 // hasRemote reports whether a cluster's service mirror, or its settings, have a remote.
-func (f *Facts) hasRemote(c *survey.Cluster, name string) bool {
+func (f *Facts) hasRemote(c *inspect.Cluster, name string) bool {
 	for i := range c.Mirrors {
-		if m := &c.Mirrors[i]; m.Known() && slices.ContainsFunc(m.Value.Clusters, func(of survey.MirrorCluster) bool { return of.Name == name }) {
+		if m := &c.Mirrors[i]; m.Known() && slices.ContainsFunc(m.Value.Clusters, func(of inspect.MirrorCluster) bool { return of.Name == name }) {
 			return true
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 )
 
 // named returns an error unless the name of each cluster is that of its installation:
@@ -18,7 +18,7 @@ import (
 func named(ctx context.Context, clusters []*cli.Cluster) error {
 	var errs []error
 	for _, c := range clusters {
-		installed, err := facts.ReadInstalled(ctx, c)
+		installed, err := inspect.ReadInstalled(ctx, c)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: read the installed programs, to check the cluster's name: %w", c.Name, err))
 		} else if name := installed.Misnamed(c.Name); name != "" {

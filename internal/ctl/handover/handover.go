@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 )
@@ -160,7 +160,7 @@ func static(tool string, anchor *corev1.Secret) (*handed, error) {
 	if _, err := tokens.Parse(token); err != nil {
 		return nil, fmt.Errorf("its token is invalid: %w; nothing was handed over", err)
 	}
-	ca, err := facts.Certificates(anchor.Data["ca.crt"])
+	ca, err := inspect.Certificates(anchor.Data["ca.crt"])
 	if err != nil {
 		return nil, fmt.Errorf("its ca.crt: %w; nothing was handed over", err)
 	}
@@ -195,7 +195,7 @@ func authority(ctx context.Context, c *cli.Cluster) (string, error) {
 			text = []byte(found.Data["ca.crt"])
 		}
 	}
-	ca, err := facts.Certificates(text)
+	ca, err := inspect.Certificates(text)
 	if err != nil {
 		return "", fmt.Errorf("the cluster's CA: %w; nothing was handed over", err)
 	}

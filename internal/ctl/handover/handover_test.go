@@ -18,7 +18,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts/factstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 )
 
 // token returns a token of an account, bound to the Secret of the same name.
@@ -74,7 +74,7 @@ func stored(t *testing.T, aws *cli.Cluster) map[string]string {
 func month(account string) string { return token(account, "u", time.Now().Add(30*24*time.Hour)) }
 
 func TestHand(t *testing.T) {
-	ca := factstest.Certificate(t)
+	ca := kubetest.Certificate(t)
 	gcp, aws := neighbours("# a comment\n"+ca+ca, month,
 		secretOf("semaphore-wireguard-remote-aws", corev1.SecretTypeOpaque, nil),
 		secretOf("semaphore-policy-remote-aws", corev1.SecretTypeServiceAccountToken, map[string][]byte{"token": []byte(endless("p")), "ca.crt": []byte(ca)}))
@@ -99,7 +99,7 @@ func TestHand(t *testing.T) {
 
 // TestMissing replaces tokens that are missing, invalid or about to expire.
 func TestMissing(t *testing.T) {
-	ca, later := factstest.Certificate(t), time.Now().Add(20*24*time.Hour)
+	ca, later := kubetest.Certificate(t), time.Now().Add(20*24*time.Hour)
 	for name, c := range map[string]struct {
 		token, ca string
 		stays     bool
@@ -108,7 +108,7 @@ func TestMissing(t *testing.T) {
 		"of an anchor before": {token("semaphore-wireguard-remote-aws", "v", later), ca, false},
 		"about to expire":     {token("semaphore-wireguard-remote-aws", "u", time.Now().Add(time.Hour)), ca, false},
 		"words":               {"words", ca, false},
-		"another authority":   {token("semaphore-wireguard-remote-aws", "u", later), factstest.Certificate(t), false},
+		"another authority":   {token("semaphore-wireguard-remote-aws", "u", later), kubetest.Certificate(t), false},
 	} {
 		gcp, aws := neighbours(ca, month, secretOf("semaphore-wireguard-remote-aws", corev1.SecretTypeOpaque, nil))
 		if _, err := aws.Client.CoreV1().Secrets(cli.Namespace).Create(t.Context(), secretOf("semaphore-wireguard-remotes", corev1.SecretTypeOpaque,
@@ -128,7 +128,7 @@ func TestMissing(t *testing.T) {
 // TestRefused lets a neighbour issue invalid tokens and certificates: nothing is written or
 // revoked, and errors contain no value.
 func TestRefused(t *testing.T) {
-	ca, name := factstest.Certificate(t), "semaphore-policy-remote-aws"
+	ca, name := kubetest.Certificate(t), "semaphore-policy-remote-aws"
 	key := string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: []byte("secret words")}))
 	good := month("semaphore-policy-remote-aws")
 	for what, c := range map[string]struct{ token, ca string }{

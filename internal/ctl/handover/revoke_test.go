@@ -23,7 +23,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts/factstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 )
 
 const (
@@ -76,7 +76,7 @@ func newJournal(t *testing.T, objects ...runtime.Object) *journal {
 	t.Helper()
 	j := &journal{began: time.Now()}
 	// The fake client gives no UID to an anchor that is created again, so its UID differs.
-	j.gcp, j.aws = neighbours(factstest.Certificate(t), func(account string) string { return token(account, "", time.Now().Add(30*24*time.Hour)) }, objects...)
+	j.gcp, j.aws = neighbours(kubetest.Certificate(t), func(account string) string { return token(account, "", time.Now().Add(30*24*time.Hour)) }, objects...)
 	j.server = j.gcp.Client.(*fake.Clientset)
 	j.server.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		line := action.GetVerb() + " " + action.GetResource().Resource

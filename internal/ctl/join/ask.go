@@ -10,7 +10,7 @@ import (
 	"sync"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
@@ -117,7 +117,7 @@ func (a *all) servers() ([]bool, []fault) {
 }
 
 // candidates returns the URLs at which a cluster tests another one's API server.
-func (a *all) candidates(f, other *facts.Facts) []string {
+func (a *all) candidates(f, other *inspect.Facts) []string {
 	if given := a.Servers[other.Name]; given != "" {
 		return []string{given}
 	}
@@ -129,7 +129,7 @@ func (a *all) candidates(f, other *facts.Facts) []string {
 
 // choose selects the address at which the others' nodes reach an API server. A cluster that
 // reaches its configured address keeps it.
-func (a *all) choose(j int, other *facts.Facts, found []probe.Answers) []fault {
+func (a *all) choose(j int, other *inspect.Facts, found []probe.Answers) []fault {
 	merged := probe.Answers{}
 	for i, nodes := range found {
 		if have := configured(a.facts[i], other); i != j && a.Servers[other.Name] == "" && have != "" && len(nodes) > 0 {

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 )
 
 // A bound is a setting that restricts the addresses that a cluster accepts of a remote:
@@ -25,11 +25,11 @@ type limit struct{ prefixes, bits4, bits6 int }
 
 // bounds returns the bounds of a remote. Ranges that the remote reports are accepted only
 // the first time, and only up to what clusters need: kops has pods in a /11, kubeadm in a
-// /48; ranges of nodes are derived from their addresses, see facts.Facts.
+// /48; ranges of nodes are derived from their addresses, see inspect.Facts.
 func (s *side) bounds() []bound {
 	return []bound{
-		{facts.PodSubnets, "--pod-subnets", "pods", s.pods, s.podsGiven, limit{16, 11, 48}},
-		{facts.NodeSubnets, "--node-subnets", "nodes", s.machines, s.machinesGiven, limit{8, 14, 62}},
+		{inspect.PodSubnets, "--pod-subnets", "pods", s.pods, s.podsGiven, limit{16, 11, 48}},
+		{inspect.NodeSubnets, "--node-subnets", "nodes", s.machines, s.machinesGiven, limit{8, 14, 62}},
 	}
 }
 
@@ -48,7 +48,7 @@ func (b *bound) refused() string {
 	}
 	var all4, all6 float64 // addresses, as a share of the limit
 	for _, p := range b.prefixes {
-		if !facts.Cover(private(), []netip.Prefix{p}) {
+		if !inspect.Cover(private(), []netip.Prefix{p}) {
 			return p.String() + " isn't inside a private range (10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 100.64.0.0/10, fc00::/7)"
 		}
 		if p.Addr().Is4() {
@@ -93,7 +93,7 @@ func (a agreement) asked() bool {
 // agree compares the ranges that remotes report with a cluster's settings for them. It
 // returns new bounds, and faults for ranges that aren't accepted. Reported ranges never widen
 // an existing bound: a remote that has outgrown it is a warning.
-func agree(f *facts.Facts, remotes []side) ([]agreement, []fault) {
+func agree(f *inspect.Facts, remotes []side) ([]agreement, []fault) {
 	var all []agreement
 	var faults []fault
 	for i := range remotes {
@@ -114,7 +114,7 @@ func agree(f *facts.Facts, remotes []side) ([]agreement, []fault) {
 					continue
 				}
 				a.bounds = append(a.bounds, b)
-			case !facts.Cover(f.Installed.Settings.Prefixes(r.name, b.key), b.prefixes):
+			case !inspect.Cover(f.Installed.Settings.Prefixes(r.name, b.key), b.prefixes):
 				faults = append(faults, fault{cluster: f.Name, warning: true,
 					what:   fmt.Sprintf("it accepts %s of %s only in %s, and %s has some in %s: those outside stay unreachable", b.what, r.name, have, r.name, shortened(b.prefixes)),
 					remedy: "to accept more, use " + flag})

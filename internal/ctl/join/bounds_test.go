@@ -6,16 +6,16 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 )
 
 // TestBoundsAreNotWidened joins with a neighbour that reports more than the administrator has
 // accepted: 10.4.0.0/16 would become 8.0.0.0/7, which agents would route into the tunnel.
 func TestBoundsAreNotWidened(t *testing.T) {
 	const pods, nodes = "SEMAPHORE_REMOTE_GCP_POD_SUBNETS", "SEMAPHORE_REMOTE_GCP_NODE_SUBNETS"
-	there := facts.Settings{"SEMAPHORE_REMOTES": "gcp", pods: "10.4.0.0/16", nodes: "10.66.0.0/16"}
+	there := inspect.Settings{"SEMAPHORE_REMOTES": "gcp", pods: "10.4.0.0/16", nodes: "10.66.0.0/16"}
 	for name, c := range map[string]struct {
-		there       facts.Settings
+		there       inspect.Settings
 		pods, nodes string // as gcp reports them
 		wishes      Wishes
 		wantPods    string
@@ -44,7 +44,7 @@ func TestBoundsAreNotWidened(t *testing.T) {
 		"many ranges of pods":       {nil, many(17), "10.66.0.0/16", Wishes{}, many(17), "10.66.0.0/16", "these are 17 ranges, more than 16"},
 		"much in all":               {nil, "10.64.0.0/11,10.128.0.0/24", "10.66.0.0/16", Wishes{}, "10.64.0.0/11,10.128.0.0/24", "10.66.0.0/16", "more addresses than a /11 has"},
 		"much of nodes in all":      {nil, "10.4.0.0/16", many(5), Wishes{}, "10.4.0.0/16", many(5), "more addresses than a /14 has"},
-		"nodes without, so far":     {facts.Settings{"SEMAPHORE_REMOTES": "gcp", pods: "10.4.0.0/16"}, "10.4.0.0/16", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16", "? aws will accept only these addresses of gcp:\n  nodes in 10.66.0.0/16 (as it reports)"},
+		"nodes without, so far":     {inspect.Settings{"SEMAPHORE_REMOTES": "gcp", pods: "10.4.0.0/16"}, "10.4.0.0/16", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16", "? aws will accept only these addresses of gcp:\n  nodes in 10.66.0.0/16 (as it reports)"},
 		"all named, nothing to ask": {nil, "1.0.0.0/8", "2.0.0.0/8", Wishes{Pods: map[string][]netip.Prefix{"gcp": subnets(t, "10.4.0.0/16")}, Machines: map[string][]netip.Prefix{"gcp": subnets(t, "10.66.1.0/24")}}, "10.4.0.0/16", "10.66.1.0/24", "+ aws will accept only these addresses of gcp"},
 	} {
 		t.Run(name, func(t *testing.T) {

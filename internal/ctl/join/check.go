@@ -8,7 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 )
 
@@ -17,7 +17,7 @@ const oldest = 30
 
 // unreachable returns why a node would have no endpoint for a cluster; empty: it has one, or
 // needs none.
-func unreachable(n *facts.Node, remote string, settings map[string]string) string {
+func unreachable(n *inspect.Node, remote string, settings map[string]string) string {
 	location, err := n.Location(remote, settings)
 	switch {
 	case err != nil:
@@ -31,14 +31,14 @@ func unreachable(n *facts.Node, remote string, settings map[string]string) strin
 }
 
 // unread returns faults for facts that couldn't be read or are invalid.
-func unread(f *facts.Facts) []fault {
+func unread(f *inspect.Facts) []fault {
 	var faults []fault
 	for _, err := range f.Unread {
 		remedy := "check that the kubeconfig context of " + f.Name + " works and may read this"
 		if advised, is := errors.AsType[*cli.Advised](err); is {
 			remedy = advised.Remedy
 		}
-		if facts.IsInvalid(err) {
+		if inspect.IsInvalid(err) {
 			remedy = "find out what has written this value, and correct it; it isn't used until then"
 		}
 		faults = append(faults, fault{cluster: f.Name, what: err.Error(), remedy: remedy, forbidden: apierrors.IsForbidden(err)})
@@ -47,7 +47,7 @@ func unread(f *facts.Facts) []fault {
 }
 
 // check returns the faults of a cluster that prevent joining it with these remotes.
-func check(f *facts.Facts, w *Wishes, remotes []string) []fault {
+func check(f *inspect.Facts, w *Wishes, remotes []string) []fault {
 	var faults []fault
 	wrong := func(what, remedy string) { faults = append(faults, fault{cluster: f.Name, what: what, remedy: remedy}) }
 	warn := func(what, remedy string) {
@@ -68,7 +68,7 @@ func check(f *facts.Facts, w *Wishes, remotes []string) []fault {
 		switch {
 		case n.OS != "" && n.OS != "linux":
 			warn("node "+n.Name+" runs "+n.OS+", and gets no agent", "")
-		case !n.Ready:
+		case n.Ready != "True":
 			warn("node "+n.Name+" isn't ready", "it joins when it becomes ready")
 		default:
 			for _, remote := range remotes {

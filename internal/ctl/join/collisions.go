@@ -6,7 +6,7 @@ import (
 	"net/url"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 )
 
 // collisions finds overlaps of the pod subnets that a cluster is going to accept of a remote
@@ -15,11 +15,11 @@ import (
 // remote's tunnel. An agent refuses settings in which the pods of two remotes overlap. Pod
 // subnets of the administrator aren't compared with the node subnets and API servers in the
 // settings.
-func collisions(f *facts.Facts, want facts.Settings, agreed []agreement, all []*facts.Facts) []fault {
+func collisions(f *inspect.Facts, want inspect.Settings, agreed []agreement, all []*inspect.Facts) []fault {
 	faults := nodesAmongPods(f, want, all)
 	for _, a := range agreed {
 		for _, b := range a.bounds {
-			if a.cluster != f.Name || b.key != facts.PodSubnets {
+			if a.cluster != f.Name || b.key != inspect.PodSubnets {
 				continue
 			}
 			compare := func(what, of string, others []netip.Prefix) {
@@ -33,9 +33,9 @@ func collisions(f *facts.Facts, want facts.Settings, agreed []agreement, all []*
 				}
 			}
 			for _, remote := range want.Remotes() {
-				compare("pods", string(remote), want.Prefixes(remote, facts.PodSubnets))
+				compare("pods", string(remote), want.Prefixes(remote, inspect.PodSubnets))
 				if !b.given {
-					compare("nodes", string(remote), want.Prefixes(remote, facts.NodeSubnets))
+					compare("nodes", string(remote), want.Prefixes(remote, inspect.NodeSubnets))
 					compare("API server", string(remote), literal(want[remote.Variables()+"_API_URL"]))
 				}
 			}
@@ -47,11 +47,11 @@ func collisions(f *facts.Facts, want facts.Settings, agreed []agreement, all []*
 // nodesAmongPods compares the nodes and API servers of all clusters with the pod subnets in
 // a cluster's settings, which may be larger than what the remotes report now. A remote's own
 // nodes may be there, its API server may not: packets to it would enter the tunnel.
-func nodesAmongPods(f *facts.Facts, want facts.Settings, all []*facts.Facts) []fault {
+func nodesAmongPods(f *inspect.Facts, want inspect.Settings, all []*inspect.Facts) []fault {
 	var faults []fault
 	for _, remote := range all {
-		pods := facts.Compact(want.Prefixes(cluster.Name(remote.Name), facts.PodSubnets))
-		compare := func(of *facts.Facts, what string, address netip.Addr) {
+		pods := inspect.Compact(want.Prefixes(cluster.Name(remote.Name), inspect.PodSubnets))
+		compare := func(of *inspect.Facts, what string, address netip.Addr) {
 			for _, p := range pods {
 				if p.Contains(address.WithZone("")) {
 					faults = append(faults, fault{cluster: f.Name, what: fmt.Sprintf("%s of %s is inside the pod subnet %s in its settings for %s", what, of.Name, p, remote.Name),

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 )
 
 // TestCollisions joins aws and gcp again with a third cluster, which reports ranges that are
@@ -26,7 +26,7 @@ func TestCollisions(t *testing.T) {
 	} {
 		aws := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
 		aws.Servers = []string{"https://api.aws.example:6443", "https://10.51.0.5:6443"}
-		aws.Installed.Settings = facts.Settings{
+		aws.Installed.Settings = inspect.Settings{
 			"SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.8.0.0/14",
 			"SEMAPHORE_REMOTE_GCP_NODE_SUBNETS": "10.67.0.0/16", "SEMAPHORE_REMOTE_GCP_API_URL": "https://10.50.0.5:6443",
 		}
@@ -38,7 +38,7 @@ func TestCollisions(t *testing.T) {
 		}
 		remotes := []side{w.side(gcp), w.side(evil)}
 		agreed, _ := agree(aws, remotes)
-		faults := collisions(aws, settings(aws, remotes, nil), agreed, []*facts.Facts{aws, gcp, evil})
+		faults := collisions(aws, settings(aws, remotes, nil), agreed, []*inspect.Facts{aws, gcp, evil})
 		only(t, name, faults, c.want)
 	}
 }
@@ -47,11 +47,11 @@ func TestCollisions(t *testing.T) {
 // that another one has reported earlier.
 func TestNodesAmongPods(t *testing.T) {
 	aws := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
-	aws.Installed.Settings = facts.Settings{"SEMAPHORE_REMOTES": "evil", "SEMAPHORE_REMOTE_EVIL_POD_SUBNETS": "10.66.0.0/16", "SEMAPHORE_REMOTE_EVIL_NODE_SUBNETS": "10.77.0.0/16"}
+	aws.Installed.Settings = inspect.Settings{"SEMAPHORE_REMOTES": "evil", "SEMAPHORE_REMOTE_EVIL_POD_SUBNETS": "10.66.0.0/16", "SEMAPHORE_REMOTE_EVIL_NODE_SUBNETS": "10.77.0.0/16"}
 	evil := healthy(t, "evil", "10.20.0.0/24", "10.106.0.0/16", "10.77.3.2")
 	gcp := healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2")
 	gcp.Servers = []string{"https://10.66.2.3:6443"}
-	all := []*facts.Facts{aws, gcp, evil}
+	all := []*inspect.Facts{aws, gcp, evil}
 	var w Wishes
 	remotes := []side{w.side(gcp), w.side(evil)}
 	agreed, _ := agree(aws, remotes)
@@ -80,7 +80,7 @@ func TestNodesAmongTheirOwnPods(t *testing.T) {
 		aws := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.2.0.5")
 		gcp := healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.4.0.5")
 		gcp.Servers = []string{server}
-		all := []*facts.Facts{aws, gcp}
+		all := []*inspect.Facts{aws, gcp}
 		var w Wishes
 		remotes := []side{w.side(gcp)}
 		agreed, _ := agree(aws, remotes)

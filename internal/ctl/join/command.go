@@ -15,7 +15,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
@@ -110,7 +110,7 @@ func (f *flags) parse(names []string) error {
 	subnets := func(flag string, given map[string]string) map[string][]netip.Prefix {
 		parsed := map[string][]netip.Prefix{}
 		for _, name := range slices.Sorted(maps.Keys(given)) {
-			prefixes, err := facts.Prefixes(given[name])
+			prefixes, err := inspect.Prefixes(given[name])
 			if err != nil {
 				errs = append(errs, fmt.Errorf("--%s %s: %w", flag, name, err))
 			}
@@ -123,7 +123,7 @@ func (f *flags) parse(names []string) error {
 	}
 	f.Pods, f.Machines = subnets("pod-subnets", f.pods), subnets("node-subnets", f.machines)
 	for _, name := range slices.Sorted(maps.Keys(f.servers)) {
-		if _, err := facts.ParseServer(f.servers[name]); err != nil {
+		if _, err := inspect.ParseServer(f.servers[name]); err != nil {
 			errs = append(errs, fmt.Errorf("--api-server %s=...: %w", name, err))
 		}
 		if !slices.Contains(names, name) {
@@ -262,7 +262,7 @@ func leaveAll(ctx context.Context, s *cli.Session, name string) error {
 	}
 	// The list of neighbours comes from the leaving cluster, which may be hostile: each is
 	// separated only if it is joined according to its own settings.
-	err = a.separate(ctx, func(f *facts.Facts) ([]cluster.Name, bool) {
+	err = a.separate(ctx, func(f *inspect.Facts) ([]cluster.Name, bool) {
 		if f.Name == name {
 			return remotes, true
 		}

@@ -20,7 +20,7 @@ import (
 
 	internalcluster "github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 )
 
 // TestConfirm checks that ranges that a neighbour reports are accepted only after a yes.
@@ -82,7 +82,7 @@ func TestLeaveTouchesNeighboursOnly(t *testing.T) {
 	merit := &cli.Cluster{Name: "merit", Context: "merit", Config: &rest.Config{}, Client: client}
 	var out bytes.Buffer
 	a := newAll(t.Context(), &cli.Session{Err: &out}, []*cli.Cluster{merit}, Options{})
-	if err := a.separate(t.Context(), func(*facts.Facts) ([]internalcluster.Name, bool) { return []internalcluster.Name{"aws"}, false }); err != nil {
+	if err := a.separate(t.Context(), func(*inspect.Facts) ([]internalcluster.Name, bool) { return []internalcluster.Name{"aws"}, false }); err != nil {
 		t.Fatal(err)
 	}
 	for _, action := range client.Actions() {

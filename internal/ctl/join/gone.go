@@ -16,7 +16,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
@@ -45,10 +45,10 @@ func leaveGone(ctx context.Context, s *cli.Session, gone string, names []string,
 		}
 	}
 	name := cluster.Name(gone)
-	if err := a.separate(ctx, func(*facts.Facts) ([]cluster.Name, bool) { return []cluster.Name{name}, false }); err != nil {
+	if err := a.separate(ctx, func(*inspect.Facts) ([]cluster.Name, bool) { return []cluster.Name{name}, false }); err != nil {
 		return err
 	}
-	if slices.ContainsFunc(a.facts, func(f *facts.Facts) bool { return slices.Contains(f.Installed.Settings.Remotes(), name) }) {
+	if slices.ContainsFunc(a.facts, func(f *inspect.Facts) bool { return slices.Contains(f.Installed.Settings.Remotes(), name) }) {
 		s.Say("%s itself is unchanged: should it exist again, uninstall it: %s", gone, s.Line("leave", "--alone", gone))
 	}
 	return nil
@@ -74,7 +74,7 @@ const answerLimit = 10 * time.Second
 
 // unreached returns an error unless nodes of a cluster have tried to reach the API server of
 // another one, and none has.
-func (a *all) unreached(ctx context.Context, c *cli.Cluster, f *facts.Facts, gone string) error {
+func (a *all) unreached(ctx context.Context, c *cli.Cluster, f *inspect.Facts, gone string) error {
 	name := cluster.Name(gone)
 	if !slices.Contains(f.Installed.Settings.Remotes(), name) {
 		return nil // It will stay as it is.
@@ -117,7 +117,7 @@ func authorityOf(ctx context.Context, c *cli.Cluster, remote string) (string, er
 			return "", err
 		}
 		if err == nil && len(found.Data[remote+".ca.crt"]) > 0 {
-			return facts.Certificates(found.Data[remote+".ca.crt"])
+			return inspect.Certificates(found.Data[remote+".ca.crt"])
 		}
 	}
 	return "", errors.New("its Secrets have no CA of that cluster")

@@ -13,29 +13,29 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts/factstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 )
 
 // TestOnlyWhatIsGoneIsGone asks nodes whether they reach the API server of a cluster that is
 // said to be gone.
 func TestOnlyWhatIsGoneIsGone(t *testing.T) {
 	const server = "https://api.merit.example:6443"
-	ca := map[string][]byte{"merit.ca.crt": []byte(factstest.Certificate(t))}
+	ca := map[string][]byte{"merit.ca.crt": []byte(kubetest.Certificate(t))}
 	refused := fmt.Sprintf(`{"servers":{%q:"connection refused"}}`, server)
 	for name, c := range map[string]struct {
-		settings facts.Settings
+		settings inspect.Settings
 		secret   map[string][]byte
 		message  string // of the temporary pod
 		want     string // empty: it is gone
 	}{
-		"not reached":       {facts.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_API_URL": server}, ca, refused, ""},
-		"reached":           {facts.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_API_URL": server}, ca, fmt.Sprintf(`{"servers":{%q:""}}`, server), "merit isn't gone: node n of aws reaches its API server at " + server + "; separate it with semaphorectl leave merit"},
-		"another authority": {facts.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_API_URL": server}, ca, fmt.Sprintf(`{"servers":{%q:"tls: failed to verify certificate: x509: certificate signed by unknown authority"}}`, server), "can't be checked from node n"},
-		"no answer":         {facts.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_API_URL": server}, ca, "killed", "can't be checked: a temporary pod on node n failed"},
-		"no authority":      {facts.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_API_URL": server}, nil, refused, "can't be checked: its Secrets have no CA"},
-		"by kubeconfig":     {facts.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_KUBECONFIG": "/k"}, ca, refused, "can't be checked"},
-		"it isn't a remote": {facts.Settings{"SEMAPHORE_REMOTES": "gcp"}, nil, refused, ""},
+		"not reached":       {inspect.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_API_URL": server}, ca, refused, ""},
+		"reached":           {inspect.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_API_URL": server}, ca, fmt.Sprintf(`{"servers":{%q:""}}`, server), "merit isn't gone: node n of aws reaches its API server at " + server + "; separate it with semaphorectl leave merit"},
+		"another authority": {inspect.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_API_URL": server}, ca, fmt.Sprintf(`{"servers":{%q:"tls: failed to verify certificate: x509: certificate signed by unknown authority"}}`, server), "can't be checked from node n"},
+		"no answer":         {inspect.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_API_URL": server}, ca, "killed", "can't be checked: a temporary pod on node n failed"},
+		"no authority":      {inspect.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_API_URL": server}, nil, refused, "can't be checked: its Secrets have no CA"},
+		"by kubeconfig":     {inspect.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_KUBECONFIG": "/k"}, ca, refused, "can't be checked"},
+		"it isn't a remote": {inspect.Settings{"SEMAPHORE_REMOTES": "gcp"}, nil, refused, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := fake.NewClientset(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-service-mirror-remotes", Namespace: cli.Namespace}, Data: c.secret})
@@ -69,7 +69,7 @@ func TestPlanOfLeaving(t *testing.T) {
 		"interrupted":         {"gcp", "merit", []cluster.Name{"merit"}, "gcp", "merit", false, false, true},
 		"not joined":          {"gcp", "", []cluster.Name{"merit"}, "gcp", "merit", false, false, false},
 	} {
-		f := &facts.Facts{Name: "aws", Installed: facts.Installed{Settings: facts.Settings{"SEMAPHORE_REMOTES": c.remotes}}}
+		f := &inspect.Facts{Name: "aws", Installed: inspect.Installed{Settings: inspect.Settings{"SEMAPHORE_REMOTES": c.remotes}}}
 		if c.left != "" {
 			f.Installed.Settings["SEMAPHORE_DEPARTED_REMOTES"] = c.left
 		}
@@ -81,7 +81,7 @@ func TestPlanOfLeaving(t *testing.T) {
 			t.Errorf("%s: the installed settings have changed: %v", name, f.Installed.Settings)
 		}
 	}
-	f := &facts.Facts{Name: "aws", Installed: facts.Installed{Settings: facts.Settings{"SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_DEPARTED_REMOTES": "merit,oracle"}}}
+	f := &inspect.Facts{Name: "aws", Installed: inspect.Installed{Settings: inspect.Settings{"SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_DEPARTED_REMOTES": "merit,oracle"}}}
 	again := settings(f, []side{remote(t, "merit", "10.6.0.0/16")}, nil)
 	if again["SEMAPHORE_DEPARTED_REMOTES"] != "oracle" {
 		t.Errorf("joined again: %v", again)
@@ -96,9 +96,9 @@ func TestPlanOfLeaving(t *testing.T) {
 // them.
 func TestNoClusterIsUninstalledUnasked(t *testing.T) {
 	s, out := printed()
-	a := &all{Session: s, clusters: []*cli.Cluster{{Name: "merit", Context: "merit"}}, facts: []*facts.Facts{{Name: "merit", Installed: facts.Installed{Tools: []string{"wireguard"}}}},
-		settings: make([]facts.Settings, 1)}
-	if err := a.separate(t.Context(), func(*facts.Facts) ([]cluster.Name, bool) { return []cluster.Name{"aws"}, false }); err != nil {
+	a := &all{Session: s, clusters: []*cli.Cluster{{Name: "merit", Context: "merit"}}, facts: []*inspect.Facts{{Name: "merit", Installed: inspect.Installed{Tools: []string{"wireguard"}}}},
+		settings: make([]inspect.Settings, 1)}
+	if err := a.separate(t.Context(), func(*inspect.Facts) ([]cluster.Name, bool) { return []cluster.Name{"aws"}, false }); err != nil {
 		t.Fatal(err)
 	}
 	if out.String() != "! merit: it isn't joined with aws, nothing was changed\n" {
@@ -109,9 +109,9 @@ func TestNoClusterIsUninstalledUnasked(t *testing.T) {
 // TestLeaveOfADeadCluster says how to have the others forget it.
 func TestLeaveOfADeadCluster(t *testing.T) {
 	s, _ := printed()
-	dead := &facts.Facts{Name: "merit", Unread: []error{(&cli.Cluster{Server: "https://m", Context: "merit"}).Unanswered(errAway)}}
-	a := &all{Session: s, facts: []*facts.Facts{dead, healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")}}
-	a.facts[1].Installed.Settings = facts.Settings{"SEMAPHORE_CLUSTER_NAME": "aws"}
+	dead := &inspect.Facts{Name: "merit", Unread: []error{(&cli.Cluster{Server: "https://m", Context: "merit"}).Unanswered(errAway)}}
+	a := &all{Session: s, facts: []*inspect.Facts{dead, healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")}}
+	a.facts[1].Installed.Settings = inspect.Settings{"SEMAPHORE_CLUSTER_NAME": "aws"}
 	const fault = "merit: the API server at https://m doesn't answer: away: check that it runs, that the address in the kubeconfig is right, and that it is reachable from here\n1 fault, nothing was changed\n"
 	if err := a.mayLeave(t.Context()); err == nil || err.Error() != fault+"if merit no longer exists: semaphorectl leave --gone merit aws" {
 		t.Error(err)

@@ -6,23 +6,23 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 )
 
 // others returns everything that is rendered for aws and merit if gcp has these settings:
 // objects, files and server blocks.
-func others(t *testing.T, gcps facts.Settings, image string) string {
+func others(t *testing.T, gcps inspect.Settings, image string) string {
 	t.Helper()
-	a := &all{Session: &cli.Session{}, facts: []*facts.Facts{
+	a := &all{Session: &cli.Session{}, facts: []*inspect.Facts{
 		healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"),
 		healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2"),
 		healthy(t, "merit", "10.6.0.0/16", "10.106.0.0/16", "10.66.3.2"),
 	}}
 	a.Image = "registry.example/kube-semaphore:v1"
 	n := len(a.facts)
-	a.settings, a.wanted, a.taken = make([]facts.Settings, n), make([]*manifests.Cluster, n), make([]map[int]bool, n)
-	a.facts[1].Installed = facts.Installed{Namespace: true, Settings: gcps, Image: image, Tools: manifests.Tools()}
+	a.settings, a.wanted, a.taken = make([]inspect.Settings, n), make([]*manifests.Cluster, n), make([]map[int]bool, n)
+	a.facts[1].Installed = inspect.Installed{Namespace: true, Settings: gcps, Image: image, Tools: manifests.Tools()}
 	a.want()
 	var text strings.Builder
 	for _, i := range []int{0, 2} {
@@ -62,7 +62,7 @@ func FuzzSettingsOfAnother(f *testing.F) {
 			key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
 			data[key] = value
 		}
-		parsed, err := facts.ParseSettings("sys-semaphore/semaphore", data)
+		parsed, err := inspect.ParseSettings("sys-semaphore/semaphore", data)
 		if err != nil {
 			return // Rejected.
 		}

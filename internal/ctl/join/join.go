@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/handover"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 )
 
@@ -38,8 +38,8 @@ type all struct {
 	*cli.Session
 	Options
 	clusters []*cli.Cluster
-	facts    []*facts.Facts
-	settings []facts.Settings
+	facts    []*inspect.Facts
+	settings []inspect.Settings
 	wanted   []*manifests.Cluster
 	objects  [][]*unstructured.Unstructured
 	taken    []map[int]bool // ports, by cluster
@@ -51,7 +51,7 @@ type all struct {
 func newAll(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Options) *all {
 	n := len(clusters)
 	a := &all{Session: s, Options: o, clusters: clusters,
-		facts: make([]*facts.Facts, n), settings: make([]facts.Settings, n), wanted: make([]*manifests.Cluster, n),
+		facts: make([]*inspect.Facts, n), settings: make([]inspect.Settings, n), wanted: make([]*manifests.Cluster, n),
 		objects: make([][]*unstructured.Unstructured, n), taken: make([]map[int]bool, n),
 		stays: map[[2]string]bool{},
 	}
@@ -60,7 +60,7 @@ func newAll(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Opti
 	}
 	a.Servers = maps.Clone(a.Servers)
 	_ = a.each(func(i int, c *cli.Cluster) error {
-		a.facts[i] = facts.Read(ctx, c)
+		a.facts[i] = inspect.Read(ctx, c)
 		return nil
 	})
 	return a
@@ -135,7 +135,7 @@ func (a *all) preflight(ctx context.Context) error {
 	var faults []fault
 	readable := true
 	for _, f := range a.facts {
-		readable = readable && f.Version != "" && !slices.ContainsFunc(f.Unread, facts.IsInvalid)
+		readable = readable && f.Version != "" && !slices.ContainsFunc(f.Unread, inspect.IsInvalid)
 	}
 	lacking := make([][]fault, len(a.facts))
 	if readable {
@@ -214,7 +214,7 @@ func (a *all) preflight(ctx context.Context) error {
 }
 
 // sides returns the clusters that a cluster is joined with.
-func (a *all) sides(f *facts.Facts) []side {
+func (a *all) sides(f *inspect.Facts) []side {
 	var sides []side
 	for _, other := range a.facts {
 		if other != f {
@@ -227,7 +227,7 @@ func (a *all) sides(f *facts.Facts) []side {
 }
 
 // others returns the names of the clusters that a cluster is joined with.
-func (a *all) others(f *facts.Facts) []string {
+func (a *all) others(f *inspect.Facts) []string {
 	var names []string
 	for _, other := range a.facts {
 		if other != f {

@@ -19,18 +19,18 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/coredns"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/handover"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 )
 
 // leaving is the plan for a cluster.
 type leaving struct {
-	from     []cluster.Name // the clusters that it leaves
-	settings facts.Settings // afterwards
-	entirely bool           // no remote remains
-	joined   bool           // it is joined with one of them
-	started  bool           // it has left one of them, perhaps in an interrupted run
+	from     []cluster.Name   // the clusters that it leaves
+	settings inspect.Settings // afterwards
+	entirely bool             // no remote remains
+	joined   bool             // it is joined with one of them
+	started  bool             // it has left one of them, perhaps in an interrupted run
 }
 
 // Leave separates clusters, each from each other; a single one from all of its neighbours.
@@ -41,7 +41,7 @@ func Leave(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Optio
 	if err := a.mayLeave(ctx); err != nil {
 		return err
 	}
-	return a.separate(ctx, func(f *facts.Facts) (from []cluster.Name, asked bool) {
+	return a.separate(ctx, func(f *inspect.Facts) (from []cluster.Name, asked bool) {
 		if len(clusters) == 1 {
 			return f.Installed.Settings.Remotes(), true
 		}
@@ -58,7 +58,7 @@ func Leave(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Optio
 // withdrawn everywhere, so that no request goes to a tunnel that is removed after that. From
 // returns the clusters to leave, and whether the administrator asked for this cluster itself
 // to leave; otherwise it stays as it is unless it is joined with them.
-func (a *all) separate(ctx context.Context, from func(*facts.Facts) ([]cluster.Name, bool)) error {
+func (a *all) separate(ctx context.Context, from func(*inspect.Facts) ([]cluster.Name, bool)) error {
 	plans := make([]leaving, len(a.clusters))
 	for i, f := range a.facts {
 		names, asked := from(f)
@@ -135,7 +135,7 @@ func (a *all) mayLeave(ctx context.Context) error {
 }
 
 // strange returns the faults that prevent changes of a cluster.
-func strange(f *facts.Facts) []fault {
+func strange(f *inspect.Facts) []fault {
 	faults := unread(f)
 	if misnamed := misnamed(f); misnamed != nil {
 		faults = append(faults, *misnamed)
@@ -148,7 +148,7 @@ func strange(f *facts.Facts) []fault {
 }
 
 // misnamed returns a fault if the cluster's name differs from that of its installation.
-func misnamed(f *facts.Facts) *fault {
+func misnamed(f *inspect.Facts) *fault {
 	name := f.Installed.Misnamed(f.Name)
 	if name == "" {
 		return nil
@@ -157,8 +157,8 @@ func misnamed(f *facts.Facts) *fault {
 }
 
 // plan computes how a cluster leaves others.
-func plan(f *facts.Facts, from []cluster.Name) leaving {
-	p := leaving{from: from, settings: facts.Settings{}}
+func plan(f *inspect.Facts, from []cluster.Name) leaving {
+	p := leaving{from: from, settings: inspect.Settings{}}
 	have := f.Installed.Settings
 	maps.Copy(p.settings, have)
 	for _, remote := range from {
@@ -226,7 +226,7 @@ func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) e
 
 // forget deletes the mirrors and network sets of a remote. The programs would delete them,
 // too, after their grace period for removed remotes.
-func forget(ctx context.Context, c *cli.Cluster, f *facts.Facts, prefix, remote string) error {
+func forget(ctx context.Context, c *cli.Cluster, f *inspect.Facts, prefix, remote string) error {
 	return errors.Join(
 		deleteAll(ctx, c, schema.GroupVersionResource{Version: "v1", Resource: "services"}, mirrorNamespace(f), "mirrored-svc=true,mirror-svc-prefix-sync="+prefix),
 		forgetSlices(ctx, c, f, remote),
@@ -234,7 +234,7 @@ func forget(ctx context.Context, c *cli.Cluster, f *facts.Facts, prefix, remote 
 	)
 }
 
-func deleteSets(ctx context.Context, c *cli.Cluster, f *facts.Facts, selector string) error {
+func deleteSets(ctx context.Context, c *cli.Cluster, f *inspect.Facts, selector string) error {
 	if f.Calico.Version == "" {
 		return nil
 	}
@@ -362,7 +362,7 @@ func poll(ctx context.Context, ask func(context.Context) error) error {
 const agent = "semaphore-wireguard"
 
 // cleanNodes lets the agents clean up their nodes, and waits until all of them have.
-func (a *all) cleanNodes(ctx context.Context, c *cli.Cluster, f *facts.Facts) error {
+func (a *all) cleanNodes(ctx context.Context, c *cli.Cluster, f *inspect.Facts) error {
 	if !slices.Contains(f.Installed.Tools, manifests.WireGuard) {
 		return nil
 	}
@@ -412,7 +412,7 @@ func cleaned(ctx context.Context, c *cli.Cluster) error {
 	}
 	return cli.List(ctx, c.Client.CoreV1().Nodes(), metav1.ListOptions{}, func(n *corev1.Node) error {
 		for name := range n.Annotations {
-			if _, administrators := facts.Location(name); !administrators && strings.Contains(name, "wireguard.semaphore.uw.io/") {
+			if _, administrators := inspect.Location(name); !administrators && strings.Contains(name, "wireguard.semaphore.uw.io/") {
 				return fmt.Errorf("%s: node %s still has the annotation %s", c.Name, n.Name, name)
 			}
 		}

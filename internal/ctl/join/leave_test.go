@@ -18,7 +18,7 @@ import (
 
 	internalcluster "github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 )
 
@@ -26,16 +26,16 @@ import (
 // semaphorectl hasn't installed, isn't changed.
 func TestStrangersStay(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(*facts.Facts)
+		change func(*inspect.Facts)
 		want   string // of the only fault; empty: none
 	}{
-		"installed": {func(*facts.Facts) {}, ""},
-		"nothing":   {func(f *facts.Facts) { f.Installed = facts.Installed{} }, ""},
-		"another cluster's context": {func(f *facts.Facts) {
+		"installed": {func(*inspect.Facts) {}, ""},
+		"nothing":   {func(f *inspect.Facts) { f.Installed = inspect.Installed{} }, ""},
+		"another cluster's context": {func(f *inspect.Facts) {
 			f.Installed.Settings["SEMAPHORE_CLUSTER_NAME"] = "merit"
 		}, "it is installed as cluster merit"},
-		"by hand":   {func(f *facts.Facts) { f.Installed.Foreign = []string{"semaphore-wireguard"} }, "join --adopt"},
-		"no answer": {func(f *facts.Facts) { f.Unread = []error{errAway} }, "away"},
+		"by hand":   {func(f *inspect.Facts) { f.Installed.Foreign = []string{"semaphore-wireguard"} }, "join --adopt"},
+		"no answer": {func(f *inspect.Facts) { f.Unread = []error{errAway} }, "away"},
 	} {
 		f := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
 		f.Installed.Settings = map[string]string{"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTES": "gcp"}

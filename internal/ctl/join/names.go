@@ -10,12 +10,12 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/coredns"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 )
 
 // unnamed returns the faults that keep a cluster with these settings from resolving names of
 // services of other clusters.
-func unnamed(f *facts.Facts, settings facts.Settings) []fault {
+func unnamed(f *inspect.Facts, settings inspect.Settings) []fault {
 	var faults []fault
 	wrong := func(what, remedy string) { faults = append(faults, fault{cluster: f.Name, what: what, remedy: remedy}) }
 	warn := func(what, remedy string) {

@@ -8,7 +8,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/coredns"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 )
 
 // TestUnnamed says why names of other clusters won't be resolved.
@@ -34,7 +34,7 @@ func TestUnnamed(t *testing.T) {
 		})); err != nil {
 			t.Fatal(err)
 		}
-		only(t, name, unnamed(f, facts.Settings{"SEMAPHORE_REMOTES": "gcp"}), c.want)
+		only(t, name, unnamed(f, inspect.Settings{"SEMAPHORE_REMOTES": "gcp"}), c.want)
 	}
-	only(t, "no CoreDNS", unnamed(&facts.Facts{}, facts.Settings{"SEMAPHORE_REMOTES": "gcp"}), "kube-system has no CoreDNS")
+	only(t, "no CoreDNS", unnamed(&inspect.Facts{}, inspect.Settings{"SEMAPHORE_REMOTES": "gcp"}), "kube-system has no CoreDNS")
 }

@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 )
 
 // maxOverlaps bounds the reported overlaps of two clusters, and those of a cluster with
@@ -66,10 +66,10 @@ func remedy(a, b *span) string {
 
 // spans returns the ranges of clusters, and those in their settings for clusters that
 // aren't among the arguments. Ranges of one cluster and kind are disjoint.
-func spans(all []*facts.Facts, w *Wishes) []span {
+func spans(all []*inspect.Facts, w *Wishes) []span {
 	var spans []span
 	add := func(s span, prefixes []netip.Prefix) {
-		for _, s.prefix = range facts.Compact(prefixes) {
+		for _, s.prefix = range inspect.Compact(prefixes) {
 			s.order = len(spans)
 			spans = append(spans, s)
 		}
@@ -105,12 +105,12 @@ func spans(all []*facts.Facts, w *Wishes) []span {
 				add(span{cluster: string(remote), number: len(all) + i, kind: kind, what: what + " (in the settings of " + f.Name + ")", by: f.Name}, prefixes)
 			}
 			// A range in the settings of several clusters is one fault.
-			of(ofPods, "pods", slices.DeleteFunc(facts.Compact(settings.Prefixes(remote, facts.PodSubnets)), func(p netip.Prefix) bool {
+			of(ofPods, "pods", slices.DeleteFunc(inspect.Compact(settings.Prefixes(remote, inspect.PodSubnets)), func(p netip.Prefix) bool {
 				before := same[view{remote, p}]
 				same[view{remote, p}] = true
 				return before
 			}))
-			of(ofSettings, "nodes", settings.Prefixes(remote, facts.NodeSubnets))
+			of(ofSettings, "nodes", settings.Prefixes(remote, inspect.NodeSubnets))
 			of(ofSettings, "API server", literal(settings[remote.Variables()+"_API_URL"]))
 		}
 	}
@@ -119,7 +119,7 @@ func spans(all []*facts.Facts, w *Wishes) []span {
 
 // overlaps compares the ranges of clusters with each other, and with those in the settings
 // for clusters that aren't among the arguments.
-func overlaps(all []*facts.Facts, w *Wishes) []fault {
+func overlaps(all []*inspect.Facts, w *Wishes) []fault {
 	n := len(all)
 	spans := spans(all, w)
 	// By the numbers of two spans; the smaller one is that of a cluster.

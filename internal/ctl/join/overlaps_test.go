@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 )
 
 // TestOverlapsWithRemotes joins aws, which is joined with merit, with gcp.
@@ -32,13 +32,13 @@ func TestOverlapsWithRemotes(t *testing.T) {
 	} {
 		aws, gcp := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", c.pods, c.services, "10.66.2.2")
 		aws.Installed.Settings = map[string]string{"SEMAPHORE_REMOTES": "merit", merit + c.key: c.value}
-		for order, all := range map[string][]*facts.Facts{"first": {aws, gcp}, "last": {gcp, aws}} {
+		for order, all := range map[string][]*inspect.Facts{"first": {aws, gcp}, "last": {gcp, aws}} {
 			faults := overlaps(all, &Wishes{})
 			only(t, name+", aws "+order, faults, c.want)
 		}
 		// gcp's settings for merit don't hide those of aws.
 		gcp.Installed.Settings = map[string]string{"SEMAPHORE_REMOTES": "merit", merit + c.key: "192.168.7.0/24"}
-		if faults := overlaps([]*facts.Facts{gcp, aws}, &Wishes{}); len(faults) > 0 != (c.want != "") {
+		if faults := overlaps([]*inspect.Facts{gcp, aws}, &Wishes{}); len(faults) > 0 != (c.want != "") {
 			t.Errorf("%s, gcp has others for it: faults %v", name, faults)
 		}
 	}
@@ -48,10 +48,10 @@ func TestOverlapsWithRemotes(t *testing.T) {
 func TestOverlapsAreBounded(t *testing.T) {
 	aws, gcp := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.1.2")
 	for i := range 29 {
-		n := facts.Node{Name: fmt.Sprintf("n%d", i), Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 66, 7, byte(i)})}}
+		n := inspect.Node{Name: fmt.Sprintf("n%d", i), Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 66, 7, byte(i)})}}
 		aws.Nodes, gcp.Nodes = append(aws.Nodes, n), append(gcp.Nodes, n)
 	}
-	faults := overlaps([]*facts.Facts{aws, gcp, healthy(t, "merit", "10.2.0.0/16", "10.106.0.0/16", "10.66.3.2")}, &Wishes{})
+	faults := overlaps([]*inspect.Facts{aws, gcp, healthy(t, "merit", "10.2.0.0/16", "10.106.0.0/16", "10.66.3.2")}, &Wishes{})
 	var gcps []string
 	for _, f := range faults {
 		if f.cluster == "aws, gcp" {
@@ -67,7 +67,7 @@ func TestOverlapsAreBounded(t *testing.T) {
 // the pod subnets of a third cluster and of 250 remotes.
 func TestOverlapsOfManyNodes(t *testing.T) {
 	aws, gcp, merit := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2"), healthy(t, "merit", "fd00::/16", "10.106.0.0/16", "10.66.3.2")
-	nodes := make([]facts.Node, 20_000)
+	nodes := make([]inspect.Node, 20_000)
 	if testing.Short() {
 		nodes = nodes[:2_000]
 	}
@@ -77,7 +77,7 @@ func TestOverlapsOfManyNodes(t *testing.T) {
 		}
 	}
 	aws.Nodes, gcp.Nodes = nodes, nodes
-	merit.Installed.Settings = facts.Settings{}
+	merit.Installed.Settings = inspect.Settings{}
 	var names []string
 	for i := range 250 {
 		names = append(names, fmt.Sprintf("c%d", i))
@@ -87,7 +87,7 @@ func TestOverlapsOfManyNodes(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	done := make(chan int, 1)
-	go func() { done <- len(overlaps([]*facts.Facts{aws, gcp, merit}, &Wishes{})) }()
+	go func() { done <- len(overlaps([]*inspect.Facts{aws, gcp, merit}, &Wishes{})) }()
 	select {
 	case n := <-done:
 		// Three pairs, and each of them with merit's remotes.

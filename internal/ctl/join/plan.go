@@ -15,7 +15,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/coredns"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 )
 
@@ -44,7 +44,7 @@ type side struct {
 	podsGiven, machinesGiven bool
 }
 
-func (w *Wishes) side(f *facts.Facts) side {
+func (w *Wishes) side(f *inspect.Facts) side {
 	s := side{name: cluster.Name(f.Name), server: w.Servers[f.Name], pods: f.Pods, machines: f.Machines}
 	if s.chosen = s.server != ""; !s.chosen && len(f.Servers) > 0 {
 		s.server = f.Servers[0]
@@ -61,10 +61,10 @@ func (w *Wishes) side(f *facts.Facts) side {
 // settings returns the settings of a cluster with these remotes. Existing settings are kept,
 // including bounds of remotes that report more now, unless the administrator has specified
 // others. taken are ports that foreign processes use on the nodes.
-func settings(f *facts.Facts, remotes []side, taken map[int]bool) facts.Settings {
+func settings(f *inspect.Facts, remotes []side, taken map[int]bool) inspect.Settings {
 	want := maps.Clone(f.Installed.Settings)
 	if want == nil {
-		want = facts.Settings{}
+		want = inspect.Settings{}
 	}
 	want["SEMAPHORE_CLUSTER_NAME"] = f.Name
 	names := f.Installed.Settings.Remotes()
@@ -117,7 +117,7 @@ func settings(f *facts.Facts, remotes []side, taken map[int]bool) facts.Settings
 // configured returns the address of another cluster's API server in the settings of f, or
 // none. It must be used for f only: otherwise one cluster could redirect others' tokens for
 // a third one.
-func configured(f, other *facts.Facts) string {
+func configured(f, other *inspect.Facts) string {
 	if server := f.Installed.Settings[cluster.Name(other.Name).Variables()+"_API_URL"]; strings.HasPrefix(server, "https://") {
 		return server
 	}
@@ -142,7 +142,7 @@ func join(prefixes []netip.Prefix) string {
 }
 
 // without returns the settings of a cluster without a remote.
-func without(have facts.Settings, remote cluster.Name) facts.Settings {
+func without(have inspect.Settings, remote cluster.Name) inspect.Settings {
 	want := maps.Clone(have)
 	for key := range want {
 		if strings.HasPrefix(key, remote.Variables()+"_") && !belongsToLonger(key, remote, have) {
@@ -155,7 +155,7 @@ func without(have facts.Settings, remote cluster.Name) facts.Settings {
 
 // belongsToLonger reports whether a setting belongs to another remote, whose name begins
 // with this one's.
-func belongsToLonger(key string, remote cluster.Name, have facts.Settings) bool {
+func belongsToLonger(key string, remote cluster.Name, have inspect.Settings) bool {
 	for _, other := range have.Remotes() {
 		if len(other) > len(remote) && strings.HasPrefix(key, other.Variables()+"_") {
 			return true
@@ -165,14 +165,14 @@ func belongsToLonger(key string, remote cluster.Name, have facts.Settings) bool 
 }
 
 // pools returns Calico's IP pools for the pod subnets of all remotes in the settings.
-func pools(f *facts.Facts, settings facts.Settings) []*unstructured.Unstructured {
+func pools(f *inspect.Facts, settings inspect.Settings) []*unstructured.Unstructured {
 	if f.Calico.Version == "" {
 		return nil
 	}
 	var all []*unstructured.Unstructured
 	for _, remote := range settings.Remotes() {
 		count := map[bool]int{}
-		for _, p := range settings.Prefixes(remote, facts.PodSubnets) {
+		for _, p := range settings.Prefixes(remote, inspect.PodSubnets) {
 			name := "remote-" + string(remote)
 			if p.Addr().Is6() {
 				name += "-ipv6"
@@ -190,7 +190,7 @@ func pools(f *facts.Facts, settings facts.Settings) []*unstructured.Unstructured
 }
 
 // zones returns the DNS zones of the remotes in the settings.
-func zones(settings facts.Settings) ([]coredns.Zone, error) {
+func zones(settings inspect.Settings) ([]coredns.Zone, error) {
 	var all []coredns.Zone
 	for _, remote := range settings.Remotes() {
 		prefix, err := settings.ServicePrefix(remote)
@@ -203,7 +203,7 @@ func zones(settings facts.Settings) ([]coredns.Zone, error) {
 }
 
 // desired returns the manifests of a cluster with these settings.
-func desired(f *facts.Facts, w *Wishes, settings facts.Settings) *manifests.Cluster {
+func desired(f *inspect.Facts, w *Wishes, settings inspect.Settings) *manifests.Cluster {
 	tools := w.Tools
 	for _, tool := range f.Installed.Tools {
 		if !slices.Contains(tools, tool) {

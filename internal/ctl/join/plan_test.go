@@ -16,7 +16,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/coredns"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
@@ -24,7 +24,7 @@ import (
 
 func subnets(t *testing.T, text string) []netip.Prefix {
 	t.Helper()
-	prefixes, err := facts.Prefixes(text)
+	prefixes, err := inspect.Prefixes(text)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,9 +37,9 @@ func remote(t *testing.T, name, pods string) side {
 }
 
 func TestSettings(t *testing.T) {
-	f := &facts.Facts{Name: "aws", Minor: 36}
+	f := &inspect.Facts{Name: "aws", Minor: 36}
 	got := settings(f, []side{remote(t, "gcp", "10.4.0.0/16,fd00:10:4::/48")}, map[int]bool{51840: true})
-	want := facts.Settings{
+	want := inspect.Settings{
 		"SEMAPHORE_CLUSTER_NAME":              "aws",
 		"SEMAPHORE_REMOTES":                   "gcp",
 		"SEMAPHORE_REMOTE_GCP_API_URL":        "https://api.gcp.example:6443",
@@ -70,7 +70,7 @@ func TestSettings(t *testing.T) {
 	if left := without(two, "gcp"); left["SEMAPHORE_REMOTES"] != "gcp-eu" || left["SEMAPHORE_REMOTE_GCP_EU_API_URL"] == "" || left["SEMAPHORE_REMOTE_GCP_API_URL"] != "" {
 		t.Errorf("without the other one: %v", left)
 	}
-	if diff := cmp.Diff(facts.Settings{"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTES": "", "SEMAPHORE_LOG_LEVEL": "debug"}, without(got, "gcp")); diff != "" {
+	if diff := cmp.Diff(inspect.Settings{"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTES": "", "SEMAPHORE_LOG_LEVEL": "debug"}, without(got, "gcp")); diff != "" {
 		t.Errorf("without any (-want +got):\n%s", diff)
 	}
 }
@@ -86,7 +86,7 @@ func TestServersAreRetained(t *testing.T) {
 	aws.Installed.Settings = settings(aws, []side{first.side(gcp)}, nil)
 	// The settings of aws apply to aws only, and not to merit.
 	const guessed = "https://api.gcp.example:6443"
-	for f, want := range map[*facts.Facts][]string{aws: {own, guessed}, merit: {guessed}} {
+	for f, want := range map[*inspect.Facts][]string{aws: {own, guessed}, merit: {guessed}} {
 		if diff := cmp.Diff(want, (&all{}).candidates(f, gcp)); diff != "" {
 			t.Errorf("candidates of %s (-want +got):\n%s", f.Name, diff)
 		}
@@ -121,7 +121,7 @@ func TestServersAreChosen(t *testing.T) {
 			aws, gcp, merit := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2"), healthy(t, "merit", "10.6.0.0/16", "10.106.0.0/16", "10.66.3.2")
 			aws.Installed.Settings = settings(aws, []side{(&Wishes{Servers: map[string]string{"gcp": own}}).side(gcp)}, nil)
 			a := &all{Session: cli.NewSession(nil, io.Discard, io.Discard, func(string) (string, bool) { return "", false }),
-				facts: []*facts.Facts{aws, gcp, merit}, settings: make([]facts.Settings, 3), wanted: make([]*manifests.Cluster, 3), objects: make([][]*unstructured.Unstructured, 3),
+				facts: []*inspect.Facts{aws, gcp, merit}, settings: make([]inspect.Settings, 3), wanted: make([]*manifests.Cluster, 3), objects: make([][]*unstructured.Unstructured, 3),
 				taken: make([]map[int]bool, 3), stays: map[[2]string]bool{}}
 			a.Servers = map[string]string{}
 			if c.given != "" {
@@ -141,7 +141,7 @@ func TestServersAreChosen(t *testing.T) {
 }
 
 func TestPools(t *testing.T) {
-	f := &facts.Facts{Calico: schema.GroupVersion{Group: "projectcalico.org", Version: "v3"}}
+	f := &inspect.Facts{Calico: schema.GroupVersion{Group: "projectcalico.org", Version: "v3"}}
 	var names []string
 	for _, p := range pools(f, map[string]string{"SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16,10.5.0.0/16,fd00:10:4::/48"}) {
 		spec := p.Object["spec"].(map[string]any)
@@ -153,58 +153,58 @@ func TestPools(t *testing.T) {
 	if diff := cmp.Diff([]string{"remote-gcp 10.4.0.0/16", "remote-gcp-2 10.5.0.0/16", "remote-gcp-ipv6 fd00:10:4::/48"}, names); diff != "" {
 		t.Errorf("pools (-want +got):\n%s", diff)
 	}
-	if got := pools(&facts.Facts{}, map[string]string{"SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16"}); got != nil {
+	if got := pools(&inspect.Facts{}, map[string]string{"SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16"}); got != nil {
 		t.Errorf("pools without Calico: %v", got)
 	}
 }
 
 // healthy returns facts without faults.
-func healthy(t *testing.T, name, pods, services, node string) *facts.Facts {
+func healthy(t *testing.T, name, pods, services, node string) *inspect.Facts {
 	t.Helper()
-	return &facts.Facts{
+	return &inspect.Facts{
 		Name: name, Version: "v1.36.3", Minor: 36, PodsSure: true, Pods: subnets(t, pods), Services: subnets(t, services), Machines: subnets(t, "10.66.0.0/16"),
 		Servers: []string{"https://api." + name + ".example:6443"}, CA: "PEM", DNS: &coredns.Setup{Reloads: true},
-		Nodes: []facts.Node{{Name: "n", OS: "linux", Ready: true, Addresses: []netip.Addr{netip.MustParseAddr(node)}, Pods: subnets(t, pods)}},
+		Nodes: []inspect.Node{{Name: "n", OS: "linux", Ready: "True", Addresses: []netip.Addr{netip.MustParseAddr(node)}, Pods: subnets(t, pods)}},
 	}
 }
 
 func TestCheck(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(*facts.Facts)
+		change func(*inspect.Facts)
 		want   string // of the only fault; empty: none
 	}{
-		"healthy":       {func(*facts.Facts) {}, ""},
-		"too old":       {func(f *facts.Facts) { f.Minor, f.Version = 29, "v1.29.1" }, "upgrade to 1.30"},
-		"no nodes":      {func(f *facts.Facts) { f.Nodes = nil }, "it has no nodes"},
-		"no InternalIP": {func(f *facts.Facts) { f.Nodes[0].Addresses = nil }, "has no InternalIP"},
-		"an ExternalIP": {func(f *facts.Facts) {
+		"healthy":       {func(*inspect.Facts) {}, ""},
+		"too old":       {func(f *inspect.Facts) { f.Minor, f.Version = 29, "v1.29.1" }, "upgrade to 1.30"},
+		"no nodes":      {func(f *inspect.Facts) { f.Nodes = nil }, "it has no nodes"},
+		"no InternalIP": {func(f *inspect.Facts) { f.Nodes[0].Addresses = nil }, "has no InternalIP"},
+		"an ExternalIP": {func(f *inspect.Facts) {
 			f.Nodes[0].Addresses, f.Nodes[0].External = nil, true
 			f.Installed.Settings = map[string]string{"SEMAPHORE_WG_ENDPOINT": "ExternalIP"}
 		}, ""},
-		"no ExternalIP": {func(f *facts.Facts) {
+		"no ExternalIP": {func(f *inspect.Facts) {
 			f.Installed.Settings = map[string]string{"SEMAPHORE_WG_ENDPOINT": "ExternalIP"}
 		}, "has no ExternalIP"},
-		"speaks first": {func(f *facts.Facts) {
+		"speaks first": {func(f *inspect.Facts) {
 			f.Nodes[0].Addresses = nil
 			f.Installed.Settings = map[string]string{"SEMAPHORE_WG_ENDPOINT": "none"}
 		}, ""},
-		"an address of its own": {func(f *facts.Facts) {
+		"an address of its own": {func(f *inspect.Facts) {
 			f.Nodes[0].Addresses, f.Nodes[0].Locations = nil, map[string]string{"": "words", "gcp": "203.0.113.9:4000"}
 		}, ""},
-		"an address for another one": {func(f *facts.Facts) {
+		"an address for another one": {func(f *inspect.Facts) {
 			f.Nodes[0].Addresses, f.Nodes[0].Locations = nil, map[string]string{"merit": "203.0.113.9:4000"}
 		}, "has no InternalIP"},
-		"an address that is none": {func(f *facts.Facts) { f.Nodes[0].Locations = map[string]string{"": "words"} }, "its endpoint for other clusters"},
-		"no pods":                 {func(f *facts.Facts) { f.Pods = nil }, "--pod-subnets aws="},
-		"loopback":                {func(f *facts.Facts) { f.Servers = nil }, "--api-server aws="},
-		"plain HTTP":              {func(f *facts.Facts) { f.Servers = []string{"http://a"} }, "doesn't begin with https"},
-		"another name":            {func(f *facts.Facts) { f.Installed.Settings = map[string]string{"SEMAPHORE_CLUSTER_NAME": "x"} }, "it is installed as cluster x"},
-		"restricted":              {func(f *facts.Facts) { f.Installed.Restricted = "baseline" }, "kubectl label namespace sys-semaphore"},
-		"maybe more pods":         {func(f *facts.Facts) { f.PodsSure = false }, "! if future nodes may have other subnets"},
-		"masqueraded":             {func(f *facts.Facts) { f.Masquerade = []string{"do this"} }, "! do this"},
-		"Windows":                 {func(f *facts.Facts) { f.Nodes[0].OS = "windows" }, "! node n runs windows"},
-		"no answer":               {func(f *facts.Facts) { *f = facts.Facts{Name: "aws", Unread: []error{errAway}} }, "away"},
-		"no CA":                   {func(f *facts.Facts) { f.CA = "" }, "kube-root-ca.crt"},
+		"an address that is none": {func(f *inspect.Facts) { f.Nodes[0].Locations = map[string]string{"": "words"} }, "its endpoint for other clusters"},
+		"no pods":                 {func(f *inspect.Facts) { f.Pods = nil }, "--pod-subnets aws="},
+		"loopback":                {func(f *inspect.Facts) { f.Servers = nil }, "--api-server aws="},
+		"plain HTTP":              {func(f *inspect.Facts) { f.Servers = []string{"http://a"} }, "doesn't begin with https"},
+		"another name":            {func(f *inspect.Facts) { f.Installed.Settings = map[string]string{"SEMAPHORE_CLUSTER_NAME": "x"} }, "it is installed as cluster x"},
+		"restricted":              {func(f *inspect.Facts) { f.Installed.Restricted = "baseline" }, "kubectl label namespace sys-semaphore"},
+		"maybe more pods":         {func(f *inspect.Facts) { f.PodsSure = false }, "! if future nodes may have other subnets"},
+		"masqueraded":             {func(f *inspect.Facts) { f.Masquerade = []string{"do this"} }, "! do this"},
+		"Windows":                 {func(f *inspect.Facts) { f.Nodes[0].OS = "windows" }, "! node n runs windows"},
+		"no answer":               {func(f *inspect.Facts) { *f = inspect.Facts{Name: "aws", Unread: []error{errAway}} }, "away"},
+		"no CA":                   {func(f *inspect.Facts) { f.CA = "" }, "kube-root-ca.crt"},
 	} {
 		f := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
 		c.change(f)
@@ -250,7 +250,7 @@ func TestOverlaps(t *testing.T) {
 		if c.third != "" {
 			aws.Installed.Settings = map[string]string{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_POD_SUBNETS": c.third}
 		}
-		faults := overlaps([]*facts.Facts{aws, healthy(t, "gcp", c.pods, c.services, c.node)}, &Wishes{})
+		faults := overlaps([]*inspect.Facts{aws, healthy(t, "gcp", c.pods, c.services, c.node)}, &Wishes{})
 		only(t, name, faults, c.want)
 	}
 }
@@ -292,7 +292,7 @@ func TestRequestFitsIntoAnArgument(t *testing.T) {
 		a := &all{}
 		request := reach.Request{Kernel: true}
 		for i, n := range c.bytes {
-			f := &facts.Facts{Name: fmt.Sprintf("c%d", i), CA: strings.Repeat(strings.Repeat("x", 64)+"\n", n/65+1)[:n]}
+			f := &inspect.Facts{Name: fmt.Sprintf("c%d", i), CA: strings.Repeat(strings.Repeat("x", 64)+"\n", n/65+1)[:n]}
 			for range 5 {
 				f.Servers = append(f.Servers, "https://"+strings.Repeat("x", 290))
 			}

@@ -7,11 +7,11 @@ import (
 	"slices"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 )
 
 // duplicates returns a fault for each cluster that has the UID of an earlier one.
-func duplicates(clusters []*cli.Cluster, all []*facts.Facts) []fault {
+func duplicates(clusters []*cli.Cluster, all []*inspect.Facts) []fault {
 	var faults []fault
 	for i, f := range all {
 		for j, before := range all[:i] {

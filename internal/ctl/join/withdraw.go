@@ -16,7 +16,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 )
 
@@ -33,11 +33,11 @@ var (
 // withdraw lets the mirror of a cluster remove the endpoints of the clusters that it leaves,
 // and waits until they are removed. Agents and settings of all other programs stay as they
 // are.
-func (a *all) withdraw(ctx context.Context, c *cli.Cluster, f *facts.Facts, p leaving) error {
+func (a *all) withdraw(ctx context.Context, c *cli.Cluster, f *inspect.Facts, p leaving) error {
 	if !p.joined || !slices.Contains(f.Installed.Tools, manifests.Mirror) {
 		return nil
 	}
-	settings := facts.Settings{}
+	settings := inspect.Settings{}
 	for key, value := range f.Installed.Settings {
 		settings[key] = value
 	}
@@ -86,12 +86,12 @@ func (a *all) withdraw(ctx context.Context, c *cli.Cluster, f *facts.Facts, p le
 	return nil
 }
 
-func mirrorNamespace(f *facts.Facts) string {
+func mirrorNamespace(f *inspect.Facts) string {
 	return cmp.Or(f.Installed.Settings["SEMAPHORE_MIRROR_NAMESPACE"], cli.Namespace)
 }
 
 // slicesOf calls each for the EndpointSlices that the mirror has made for these clusters.
-func slicesOf(ctx context.Context, c *cli.Cluster, f *facts.Facts, of []cluster.Name, each func(*discoveryv1.EndpointSlice) error) error {
+func slicesOf(ctx context.Context, c *cli.Cluster, f *inspect.Facts, of []cluster.Name, each func(*discoveryv1.EndpointSlice) error) error {
 	ours := metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=" + mirrorName}
 	return cli.List(ctx, c.Client.DiscoveryV1().EndpointSlices(mirrorNamespace(f)), ours, func(s *discoveryv1.EndpointSlice) error {
 		if slices.Contains(of, cluster.Name(s.Annotations["mirror.semaphore.uw.io/cluster"])) {
@@ -102,7 +102,7 @@ func slicesOf(ctx context.Context, c *cli.Cluster, f *facts.Facts, of []cluster.
 }
 
 // forgetSlices deletes the EndpointSlices that the mirror has made for a cluster.
-func forgetSlices(ctx context.Context, c *cli.Cluster, f *facts.Facts, remote string) error {
+func forgetSlices(ctx context.Context, c *cli.Cluster, f *inspect.Facts, remote string) error {
 	var found []string
 	err := slicesOf(ctx, c, f, []cluster.Name{cluster.Name(remote)}, func(s *discoveryv1.EndpointSlice) error {
 		found = append(found, s.Name)

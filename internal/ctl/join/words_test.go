@@ -26,7 +26,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/coredns"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 )
 
@@ -76,7 +76,7 @@ func TestInterruptedChecks(t *testing.T) {
 // TestInterruptedSteps says what is done, and how to continue or undo it.
 func TestInterruptedSteps(t *testing.T) {
 	s, _ := printed()
-	a := &all{Session: s, facts: []*facts.Facts{{Name: "aws"}, {Name: "gcp"}}}
+	a := &all{Session: s, facts: []*inspect.Facts{{Name: "aws"}, {Name: "gcp"}}}
 	done, err := a.steps(t.Context(),
 		step{"accounts and rights", func(context.Context) error { return nil }},
 		step{"tokens", func(context.Context) error { return nil }},
@@ -88,7 +88,7 @@ func TestInterruptedSteps(t *testing.T) {
 		t.Errorf("%q, expected %q", got, want)
 	}
 	// leave would separate what was joined before, too.
-	a.facts[1].Installed.Settings = facts.Settings{"SEMAPHORE_REMOTES": "merit,aws"}
+	a.facts[1].Installed.Settings = inspect.Settings{"SEMAPHORE_REMOTES": "merit,aws"}
 	if got := a.undo(); got != "" {
 		t.Errorf("undo with %s", got)
 	}
@@ -201,7 +201,7 @@ func TestFailedTemporaryPods(t *testing.T) {
 func TestNext(t *testing.T) {
 	s, out := printed()
 	a := &all{Session: s, clusters: []*cli.Cluster{{Name: "aws", Context: "aws"}, {Name: "gcp", Context: "prod gcp"}, {Name: "merit", Context: "merit"}},
-		wanted: []*manifests.Cluster{{Tools: []string{manifests.WireGuard, manifests.Mirror}}}, settings: []facts.Settings{{}}, facts: []*facts.Facts{{DNS: &coredns.Setup{}}}}
+		wanted: []*manifests.Cluster{{Tools: []string{manifests.WireGuard, manifests.Mirror}}}, settings: []inspect.Settings{{}}, facts: []*inspect.Facts{{DNS: &coredns.Setup{}}}}
 	a.next()
 	want := `✓ aws, gcp and merit are joined. Next:
   mirror a Service of gcp, here web in the namespace default:

@@ -14,7 +14,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
@@ -63,9 +63,9 @@ func TestRefusals(t *testing.T) {
 	refuse(admitted, "create", "pods", errors.New("connection refused"))
 	refuse(admitted, "create", "services", apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Service").GroupKind(), "x", nil))
 	clusters := []*cli.Cluster{{Name: "aws", Client: admitted}, {Name: "gcp", Client: refused}}
-	var all []*facts.Facts
+	var all []*inspect.Facts
 	for _, c := range clusters {
-		all = append(all, &facts.Facts{Name: c.Name, Nodes: []facts.Node{{Name: c.Name + "-1", Ready: true}}, Installed: facts.Installed{Image: "ours"}})
+		all = append(all, &inspect.Facts{Name: c.Name, Nodes: []inspect.Node{{Name: c.Name + "-1", Ready: "True"}}, Installed: inspect.Installed{Image: "ours"}})
 	}
 	tried, err := Mesh(t.Context(), clusters, all, Plan{Nodes: 1, Fresh: true, Asks: map[[2]string][]reach.Ask{}})
 	if err != nil {

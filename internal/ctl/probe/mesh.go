@@ -17,7 +17,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
@@ -113,7 +113,7 @@ type Plan struct {
 
 // image returns the image for pods of a cluster: by default the installed one, which its
 // nodes already have.
-func (p *Plan) image(f *facts.Facts) (string, error) {
+func (p *Plan) image(f *inspect.Facts) (string, error) {
 	switch {
 	case p.Image != "":
 		return p.Image, nil
@@ -125,7 +125,7 @@ func (p *Plan) image(f *facts.Facts) (string, error) {
 
 // alike reports whether pods of all clusters have the same image. During an upgrade the
 // older image may not support secrets.
-func (p *Plan) alike(all []*facts.Facts) bool {
+func (p *Plan) alike(all []*inspect.Facts) bool {
 	images := map[string]bool{}
 	for _, f := range all {
 		image, _ := p.image(f)
@@ -147,7 +147,7 @@ type server struct {
 // Mesh tests connections between pods on several nodes of each cluster and those of the
 // other clusters. It deletes its pods, also when ctx is done; the error is that of the
 // cleanup.
-func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, plan Plan) (tried *Tried, err error) {
+func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, plan Plan) (tried *Tried, err error) {
 	if err := Sweep(ctx, clusters); err != nil {
 		return nil, err
 	}
@@ -201,7 +201,7 @@ func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, plan
 	return tried, err
 }
 
-func serve(ctx context.Context, clusters []*cli.Cluster, all []*facts.Facts, plan *Plan, id string) []server {
+func serve(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, plan *Plan, id string) []server {
 	var servers []server
 	for i, f := range all {
 		for _, node := range Pick(f, min(plan.Nodes, MaxNodes)) {
@@ -250,14 +250,14 @@ func Addresses(pod *corev1.Pod) []string {
 
 // Taken returns the addresses of a remote's pod that a cluster with these settings accepts:
 // those in its pod subnets, or all without such a setting.
-func Taken(addresses []string, settings facts.Settings, remote string) []string {
-	bounds := settings.Prefixes(cluster.Name(remote), facts.PodSubnets)
+func Taken(addresses []string, settings inspect.Settings, remote string) []string {
+	bounds := settings.Prefixes(cluster.Name(remote), inspect.PodSubnets)
 	if len(bounds) == 0 {
 		return addresses
 	}
 	return slices.DeleteFunc(slices.Clone(addresses), func(address string) bool {
 		ip, err := netip.ParseAddr(address)
-		return err != nil || !facts.Cover(bounds, []netip.Prefix{netip.PrefixFrom(ip, ip.BitLen())})
+		return err != nil || !inspect.Cover(bounds, []netip.Prefix{netip.PrefixFrom(ip, ip.BitLen())})
 	})
 }
 
@@ -280,7 +280,7 @@ type asker struct {
 
 // newAsker returns an asker on the node of a server. It tests each address of each pod of
 // the remote, if the server has an address of the same family.
-func newAsker(from *server, remote string, servers []server, plan *Plan, settings facts.Settings) *asker {
+func newAsker(from *server, remote string, servers []server, plan *Plan, settings inspect.Settings) *asker {
 	a := &asker{from: from, remote: remote, request: reach.Request{Secret: plan.secret}}
 	var without []Leg
 	for i := range servers {

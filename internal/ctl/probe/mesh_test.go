@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
@@ -64,7 +64,7 @@ func TestAskerWithoutResult(t *testing.T) {
 }
 
 func TestPick(t *testing.T) {
-	f := &facts.Facts{Nodes: []facts.Node{{Name: "a"}, {Name: "b", Ready: true, OS: "windows"}, {Name: "c", Ready: true, OS: "linux"}, {Name: "d", Ready: true}, {Name: "e", Ready: true}}}
+	f := &inspect.Facts{Nodes: []inspect.Node{{Name: "a"}, {Name: "b", Ready: "True", OS: "windows"}, {Name: "c", Ready: "True", OS: "linux"}, {Name: "d", Ready: "True"}, {Name: "e", Ready: "True"}}}
 	if diff := cmp.Diff([]string{"c", "d"}, Pick(f, 2)); diff != "" {
 		t.Errorf("picked (-want +got):\n%s", diff)
 	}
@@ -80,12 +80,12 @@ func TestPodsOfPods(t *testing.T) {
 }
 
 func TestImage(t *testing.T) {
-	installed := &facts.Facts{Installed: facts.Installed{Image: "there"}}
+	installed := &inspect.Facts{Installed: inspect.Installed{Image: "there"}}
 	for _, tt := range []struct {
 		given string
-		facts *facts.Facts
+		facts *inspect.Facts
 		want  string
-	}{{"given", installed, "given"}, {"", installed, "there"}, {"", &facts.Facts{}, ""}} {
+	}{{"given", installed, "given"}, {"", installed, "there"}, {"", &inspect.Facts{}, ""}} {
 		got, err := (&Plan{Image: tt.given}).image(tt.facts)
 		if got != tt.want || (err == nil) != (tt.want != "") {
 			t.Errorf("got %q, %v, want %q", got, err, tt.want)
@@ -95,16 +95,16 @@ func TestImage(t *testing.T) {
 
 // TestSecretWhereImagesAreAlike checks that pods authenticate if all support it.
 func TestSecretWhereImagesAreAlike(t *testing.T) {
-	installed := func(images ...string) []*facts.Facts {
-		var all []*facts.Facts
+	installed := func(images ...string) []*inspect.Facts {
+		var all []*inspect.Facts
 		for _, image := range images {
-			all = append(all, &facts.Facts{Installed: facts.Installed{Image: image}})
+			all = append(all, &inspect.Facts{Installed: inspect.Installed{Image: image}})
 		}
 		return all
 	}
 	for name, c := range map[string]struct {
 		plan Plan
-		all  []*facts.Facts
+		all  []*inspect.Facts
 		want bool
 	}{
 		"one image":             {Plan{}, installed("a", "a"), true},
@@ -138,7 +138,7 @@ func TestAddressesAreThoseOfPods(t *testing.T) {
 			pod.Status.PodIPs = append(pod.Status.PodIPs, corev1.PodIP{IP: word})
 		}
 		got := Addresses(pod)
-		taken := Taken(got, facts.Settings{"SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16,fd00:10:4::/48"}, "gcp")
+		taken := Taken(got, inspect.Settings{"SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16,fd00:10:4::/48"}, "gcp")
 		if strings.Join(got, " ") != c.want || strings.Join(taken, " ") != c.taken {
 			t.Errorf("of %s: %q, taken %q", c.says, got, taken)
 		}
@@ -150,7 +150,7 @@ func TestAddressesAreThoseOfPods(t *testing.T) {
 		{NodeRef: NodeRef{"aws", "a"}, addresses: []string{"10.2.1.2"}},
 		{NodeRef: NodeRef{"gcp", "g"}, cluster: 1, addresses: []string{"10.66.1.2"}},
 	}
-	a := newAsker(&servers[0], "gcp", servers, &Plan{}, facts.Settings{"SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16"})
+	a := newAsker(&servers[0], "gcp", servers, &Plan{}, inspect.Settings{"SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16"})
 	if len(a.request.Try) > 0 || len(a.legs) != 1 || !strings.Contains(a.legs[0].Untried, "outside the pod subnets of gcp in the settings of aws") {
 		t.Errorf("it tries %q, and says %+v", a.request.Try, a.legs)
 	}

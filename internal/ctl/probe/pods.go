@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
@@ -112,10 +112,10 @@ func Sweep(ctx context.Context, clusters []*cli.Cluster) error {
 type Answers map[string]reach.Result
 
 // Pick returns the names of nodes that can run pods, at most so many.
-func Pick(f *facts.Facts, most int) []string {
+func Pick(f *inspect.Facts, most int) []string {
 	var picked []string
 	for _, n := range f.Nodes {
-		if n.Ready && (n.OS == "" || n.OS == "linux") && len(picked) < most {
+		if n.Ready == "True" && (n.OS == "" || n.OS == "linux") && len(picked) < most {
 			picked = append(picked, n.Name)
 		}
 	}
@@ -123,7 +123,7 @@ func Pick(f *facts.Facts, most int) []string {
 }
 
 // Ask runs a request in pods on nodes of a cluster. It returns results and errors by node.
-func Ask(ctx context.Context, c *cli.Cluster, f *facts.Facts, image string, request reach.Request) (Answers, map[string]error) {
+func Ask(ctx context.Context, c *cli.Cluster, f *inspect.Facts, image string, request reach.Request) (Answers, map[string]error) {
 	found, failed := Answers{}, map[string]error{}
 	var mu sync.Mutex
 	var group sync.WaitGroup

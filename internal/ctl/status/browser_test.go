@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey/surveytest"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect/inspecttest"
 )
 
 // hostile is a name that would run scripts if it weren't escaped for its context.
@@ -29,7 +29,7 @@ func TestPageInABrowser(t *testing.T) {
 			if testing.Short() && nodes > 5 {
 				t.Skip("left out by -short: a page of 500 nodes takes the browser seconds")
 			}
-			clusters := surveytest.Pair(nodes)
+			clusters := inspecttest.Pair(nodes)
 			for i := range nodes { // Paths of the first node that are down.
 				clusters[0].Agents[0].Value.Remotes[0].Peers[i].Path.State = "down"
 			}
@@ -125,7 +125,7 @@ func TestPageOnAPhone(t *testing.T) {
 	if err != nil {
 		t.Skip("NOT TESTED: the page in a browser: there is no chromium-headless-shell here; deploy/tools/deps installs it")
 	}
-	clusters := surveytest.Pair(12)
+	clusters := inspecttest.Pair(12)
 	long := strings.Repeat("a-long-name.", 12) + "example"
 	clusters[0].Context, clusters[0].Nodes.Value[0].Name = long, long
 	clusters[1].Agents[0].Value.Remotes[0].Peers[2].Path.State = "down"

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
@@ -65,7 +65,7 @@ func Command(session *cli.Session) *cobra.Command {
 }
 
 func show(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, output string) error {
-	view := Of(time.Now(), survey.Collect(ctx, clusters))
+	view := Of(time.Now(), inspect.Collect(ctx, clusters))
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
 	}
@@ -91,7 +91,7 @@ func show(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, ou
 func repeat(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, output string) error {
 	for {
 		bounded, cancel := session.Context(ctx)
-		view := Of(time.Now(), survey.Collect(bounded, clusters))
+		view := Of(time.Now(), inspect.Collect(bounded, clusters))
 		cancel()
 		if ctx.Err() != nil {
 			return nil

@@ -4,13 +4,13 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 )
 
 // names adds lines for the clusters whose names a cluster with the service mirror doesn't
 // resolve.
-func (v *View) names(c *survey.Cluster, all []*survey.Cluster) {
-	if _, installed := c.Workload(survey.ServiceMirror); !installed || !c.Kubernetes.Known() {
+func (v *View) names(c *inspect.Cluster, all []*inspect.Cluster) {
+	if _, installed := c.Workload(inspect.ServiceMirror); !installed || !c.Kubernetes.Known() {
 		return
 	}
 	if !c.DNS.Known() {

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 )
 
 // View is the view of several clusters.
@@ -96,7 +96,7 @@ type Path struct {
 const maxLines = 200
 
 // Of makes a view of a survey.
-func Of(now time.Time, clusters []*survey.Cluster) *View {
+func Of(now time.Time, clusters []*inspect.Cluster) *View {
 	v := &View{Taken: now, lines: map[lineKind]int{}}
 	for _, c := range clusters {
 		v.Clusters = append(v.Clusters, v.cluster(c))
@@ -113,7 +113,7 @@ func Of(now time.Time, clusters []*survey.Cluster) *View {
 		v.mirrors(c)
 		v.sets(c)
 	}
-	for _, l := range survey.Lacking(clusters) {
+	for _, l := range inspect.Lacking(clusters) {
 		v.wrong(l.Cluster.Name, "%s", l)
 	}
 	for _, c := range clusters {
@@ -152,7 +152,7 @@ func (v *View) omitted(cluster string) {
 	}
 }
 
-func (v *View) cluster(c *survey.Cluster) Cluster {
+func (v *View) cluster(c *inspect.Cluster) Cluster {
 	shown := Cluster{Name: c.Name, Context: c.Context, Kubernetes: c.Kubernetes.Value, Error: c.Kubernetes.Err}
 	if !c.Kubernetes.Known() {
 		v.unknown(c.Name, "%s: its API server can't be read: %s", c.Name, c.Kubernetes.Err)
@@ -174,7 +174,7 @@ func (v *View) cluster(c *survey.Cluster) Cluster {
 	}
 	for i := range c.Agents {
 		if a := &c.Agents[i]; a.Known() {
-			note(survey.WireGuard, a.Value.Version)
+			note(inspect.WireGuard, a.Value.Version)
 			if off := slices.Concat(a.Value.Forwarding.Off, a.Value.Forwarding.Denying); len(off) > 0 {
 				v.wrong(c.Name, "%s: %s doesn't forward packets of its pods: %s", c.Name, a.Pod.Node, some(off, len(off)))
 			}
@@ -182,12 +182,12 @@ func (v *View) cluster(c *survey.Cluster) Cluster {
 	}
 	for i := range c.Mirrors {
 		if m := &c.Mirrors[i]; m.Known() {
-			note(survey.ServiceMirror, m.Value.Version)
+			note(inspect.ServiceMirror, m.Value.Version)
 		}
 	}
 	for i := range c.Policies {
 		if p := &c.Policies[i]; p.Known() {
-			note(survey.NetworkPolicy, p.Value.Version)
+			note(inspect.NetworkPolicy, p.Value.Version)
 		}
 	}
 	for _, w := range c.Workloads.Value {
@@ -202,13 +202,13 @@ func (v *View) cluster(c *survey.Cluster) Cluster {
 	return shown
 }
 
-func (v *View) mesh(from, to *survey.Cluster) Mesh {
+func (v *View) mesh(from, to *inspect.Cluster) Mesh {
 	m := Mesh{From: from.Name, To: to.Name, Rows: names(from), Columns: names(to)}
 	if len(m.Columns) == 0 {
 		// If the cluster's API server can't be read, its nodes are known from agents.
 		m.Columns = peersOf(from, to.Name)
 	}
-	if survey.TooMany(len(m.Rows), len(m.Columns)) {
+	if inspect.TooMany(len(m.Rows), len(m.Columns)) {
 		v.unknown(from.Name, "%s to %s: too many paths between %d and %d nodes", from.Name, to.Name, len(m.Rows), len(m.Columns))
 		m.Rows, m.Columns = nil, nil
 		return m
@@ -216,7 +216,7 @@ func (v *View) mesh(from, to *survey.Cluster) Mesh {
 	backends, agents := map[string]bool{}, from.Acting()
 	var down, small, unknown []string
 	for _, row := range m.Rows {
-		var remote *survey.Remote
+		var remote *inspect.Remote
 		why := ""
 		if agent := agents[row]; agent == nil {
 			why = "no agent answers on " + row
@@ -277,17 +277,17 @@ func (v *View) mesh(from, to *survey.Cluster) Mesh {
 
 // peers is an agent's report about the nodes of a remote, by node.
 type peers struct {
-	remote   *survey.Remote
-	peers    map[string]*survey.Peer
-	rejected map[string]*survey.Rejection
+	remote   *inspect.Remote
+	peers    map[string]*inspect.Peer
+	rejected map[string]*inspect.Rejection
 }
 
 // index indexes an agent's report about a remote; nil without one.
-func index(remote *survey.Remote) *peers {
+func index(remote *inspect.Remote) *peers {
 	if remote == nil {
 		return nil
 	}
-	known := &peers{remote, map[string]*survey.Peer{}, map[string]*survey.Rejection{}}
+	known := &peers{remote, map[string]*inspect.Peer{}, map[string]*inspect.Rejection{}}
 	for i := range remote.Peers {
 		if p := &remote.Peers[i]; known.peers[p.Node] == nil {
 			known.peers[p.Node] = p
@@ -330,7 +330,7 @@ func (known *peers) path(why, node string) Path {
 	return p
 }
 
-func names(c *survey.Cluster) []string {
+func names(c *inspect.Cluster) []string {
 	list := make([]string, len(c.Nodes.Value))
 	for i := range c.Nodes.Value {
 		list[i] = c.Nodes.Value[i].Name
@@ -338,7 +338,7 @@ func names(c *survey.Cluster) []string {
 	return list
 }
 
-func peersOf(c *survey.Cluster, remote string) []string {
+func peersOf(c *inspect.Cluster, remote string) []string {
 	found := map[string]bool{}
 	for i := range c.Agents {
 		if a := &c.Agents[i]; a.Known() {
@@ -353,7 +353,7 @@ func peersOf(c *survey.Cluster, remote string) []string {
 }
 
 // led adds a line if there is no report of a program's leader.
-func led[R any](v *View, c *survey.Cluster, program string, replicas []survey.Reported[R], leads func(*R) bool) {
+func led[R any](v *View, c *inspect.Cluster, program string, replicas []inspect.Reported[R], leads func(*R) bool) {
 	why := "no replica leads"
 	for i := range replicas {
 		switch r := &replicas[i]; {
@@ -368,13 +368,13 @@ func led[R any](v *View, c *survey.Cluster, program string, replicas []survey.Re
 	}
 }
 
-func (v *View) mirrors(c *survey.Cluster) {
+func (v *View) mirrors(c *inspect.Cluster) {
 	for what, err := range map[string]string{"the services that other clusters mirror": c.Exports.Err, "its global services": c.Shared.Err, "its mirrors": c.Imports.Err} {
 		if err != "" && c.Kubernetes.Known() {
 			v.unknown(c.Name, "%s: %s: %s", c.Name, what, err)
 		}
 	}
-	led(v, c, survey.ServiceMirror, c.Mirrors, func(m *survey.Mirror) bool { return m.Leading })
+	led(v, c, inspect.ServiceMirror, c.Mirrors, func(m *inspect.Mirror) bool { return m.Leading })
 	for i := range c.Mirrors {
 		m := &c.Mirrors[i]
 		if !m.Known() || !m.Value.Leading {
@@ -420,8 +420,8 @@ func (v *View) mirrors(c *survey.Cluster) {
 	}
 }
 
-func (v *View) sets(c *survey.Cluster) {
-	led(v, c, survey.NetworkPolicy, c.Policies, func(p *survey.Policy) bool { return p.Leading })
+func (v *View) sets(c *inspect.Cluster) {
+	led(v, c, inspect.NetworkPolicy, c.Policies, func(p *inspect.Policy) bool { return p.Leading })
 	for i := range c.Policies {
 		p := &c.Policies[i]
 		if !p.Known() || !p.Value.Leading {

@@ -16,57 +16,57 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/coredns"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/survey/surveytest"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect/inspecttest"
 )
 
-var now = surveytest.Now
+var now = inspecttest.Now
 
 func TestView(t *testing.T) {
-	path := func(c *survey.Cluster) *survey.Peer { return &c.Agents[0].Value.Remotes[0].Peers[0] }
+	path := func(c *inspect.Cluster) *inspect.Peer { return &c.Agents[0].Value.Remotes[0].Peers[0] }
 	for name, tt := range map[string]struct {
-		change         func(aws, gcp *survey.Cluster)
+		change         func(aws, gcp *inspect.Cluster)
 		wrong, unknown []string
 	}{
-		"all is up": {change: func(_, _ *survey.Cluster) {}},
+		"all is up": {change: func(_, _ *inspect.Cluster) {}},
 		"a path is down": {
-			change: func(aws, _ *survey.Cluster) { path(aws).Path.State, path(aws).Path.Sign = "down", "one_way" },
+			change: func(aws, _ *inspect.Cluster) { path(aws).Path.State, path(aws).Path.Sign = "down", "one_way" },
 			wrong:  []string{"aws to gcp: 1 of 4 paths is down: aws-1 to gcp-1"},
 		},
 		"a node that doesn't forward": {
-			change: func(aws, _ *survey.Cluster) { aws.Agents[0].Value.Forwarding.Off = []string{"net.ipv4.ip_forward=0"} },
+			change: func(aws, _ *inspect.Cluster) { aws.Agents[0].Value.Forwarding.Off = []string{"net.ipv4.ip_forward=0"} },
 			wrong:  []string{"aws: aws-1 doesn't forward packets of its pods: net.ipv4.ip_forward=0"},
 		},
 		"small packets only are a fault, but the path is up": {
-			change: func(aws, _ *survey.Cluster) { path(aws).Path.SmallOnly = true },
+			change: func(aws, _ *inspect.Cluster) { path(aws).Path.SmallOnly = true },
 			wrong:  []string{"aws to gcp: 1 of 4 paths carry small packets only: aws-1 to gcp-1"},
 		},
 		"an older agent": {
-			change:  func(aws, _ *survey.Cluster) { path(aws).Path, path(aws).Health = nil, "silent" },
+			change:  func(aws, _ *inspect.Cluster) { path(aws).Path, path(aws).Health = nil, "silent" },
 			unknown: []string{"aws to gcp: 1 of 4 paths is unknown: aws-1 to gcp-1"},
 		},
 		"a state of a newer agent is not up": {
-			change:  func(aws, _ *survey.Cluster) { path(aws).Path.State = "splendid" },
+			change:  func(aws, _ *inspect.Cluster) { path(aws).Path.State = "splendid" },
 			unknown: []string{"aws to gcp: 1 of 4 paths is unknown: aws-1 to gcp-1"},
 		},
 		"an agent that doesn't answer": {
-			change:  func(_, gcp *survey.Cluster) { gcp.Agents[0].Value, gcp.Agents[0].Err = nil, "exec: no" },
+			change:  func(_, gcp *inspect.Cluster) { gcp.Agents[0].Value, gcp.Agents[0].Err = nil, "exec: no" },
 			unknown: []string{"gcp to aws: 2 of 4 paths are unknown: gcp-1 to aws-1, gcp-1 to aws-2"},
 		},
 		"controllers that don't answer": {
-			change: func(aws, _ *survey.Cluster) {
-				aws.Mirrors = []survey.Reported[survey.Mirror]{{Pod: survey.Pod{Name: "mirror-1"}}, {Pod: survey.Pod{Name: "mirror-2"}}}
-				aws.Mirrors[0].Value, aws.Mirrors[1].Err = &survey.Mirror{}, "exec: no"
-				aws.Policies = []survey.Reported[survey.Policy]{{}}
-				aws.Policies[0].Value = &survey.Policy{}
+			change: func(aws, _ *inspect.Cluster) {
+				aws.Mirrors = []inspect.Reported[inspect.Mirror]{{Pod: inspect.Pod{Name: "mirror-1"}}, {Pod: inspect.Pod{Name: "mirror-2"}}}
+				aws.Mirrors[0].Value, aws.Mirrors[1].Err = &inspect.Mirror{}, "exec: no"
+				aws.Policies = []inspect.Reported[inspect.Policy]{{}}
+				aws.Policies[0].Value = &inspect.Policy{}
 			},
 			unknown: []string{"aws: no report of the leader of semaphore-service-mirror: mirror-2: exec: no", "aws: no report of the leader of semaphore-policy: no replica leads"},
 		},
 		"clusters that left": {
-			change: func(aws, _ *survey.Cluster) {
-				aws.Mirrors = []survey.Reported[survey.Mirror]{{}}
-				aws.Mirrors[0].Value = &survey.Mirror{
-					Leading: true, Former: []survey.FormerCluster{{Name: "merit", Services: 1, Slices: 2}}, Departed: []string{"gcp"},
+			change: func(aws, _ *inspect.Cluster) {
+				aws.Mirrors = []inspect.Reported[inspect.Mirror]{{}}
+				aws.Mirrors[0].Value = &inspect.Mirror{
+					Leading: true, Former: []inspect.FormerCluster{{Name: "merit", Services: 1, Slices: 2}}, Departed: []string{"gcp"},
 				}
 			},
 			wrong: []string{
@@ -75,27 +75,27 @@ func TestView(t *testing.T) {
 			},
 		},
 		"the leader answers": {
-			change: func(aws, _ *survey.Cluster) {
-				aws.Policies = []survey.Reported[survey.Policy]{{}, {}}
-				aws.Policies[0].Err, aws.Policies[1].Value = "exec: no", &survey.Policy{Leading: true}
+			change: func(aws, _ *inspect.Cluster) {
+				aws.Policies = []inspect.Reported[inspect.Policy]{{}, {}}
+				aws.Policies[0].Err, aws.Policies[1].Value = "exec: no", &inspect.Policy{Leading: true}
 			},
 		},
 		"an API server that is down": {
-			change: func(_, gcp *survey.Cluster) {
-				*gcp = survey.Cluster{Name: "gcp", Kubernetes: survey.Fact[string]{Err: "refused"}}
+			change: func(_, gcp *inspect.Cluster) {
+				*gcp = inspect.Cluster{Name: "gcp", Kubernetes: inspect.Fact[string]{Err: "refused"}}
 			},
 			unknown: []string{"gcp: its API server can't be read: refused", "gcp to aws: no nodes are known"},
 		},
 		"nodes and pods that can't be read": {
-			change: func(_, gcp *survey.Cluster) {
+			change: func(_, gcp *inspect.Cluster) {
 				gcp.Nodes.Value, gcp.Nodes.Err = nil, `a Node: metadata.name: "--all"`
 				gcp.Agents, gcp.Pods.Value, gcp.Pods.Err = nil, nil, "forbidden"
 			},
 			unknown: []string{`gcp: its nodes: a Node: metadata.name: "--all"`, "gcp: its pods of Kube-Semaphore: forbidden", "gcp to aws: no nodes are known"},
 		},
 		"names that CoreDNS doesn't serve": {
-			change: func(aws, _ *survey.Cluster) {
-				aws.Workloads.Value = append(aws.Workloads.Value, survey.Workload{Name: survey.ServiceMirror})
+			change: func(aws, _ *inspect.Cluster) {
+				aws.Workloads.Value = append(aws.Workloads.Value, inspect.Workload{Name: inspect.ServiceMirror})
 				aws.DNS.Value, _ = coredns.Read(context.Background(), fake.NewClientset(&corev1.ConfigMap{
 					ObjectMeta: metav1.ObjectMeta{Name: "coredns", Namespace: "kube-system"}, Data: map[string]string{"Corefile": ".:53 {\n}\n"},
 				}))
@@ -103,28 +103,28 @@ func TestView(t *testing.T) {
 			wrong: []string{"aws: CoreDNS serves no names of gcp"},
 		},
 		"a cluster without CoreDNS": {
-			change: func(aws, _ *survey.Cluster) {
-				aws.Workloads.Value = append(aws.Workloads.Value, survey.Workload{Name: survey.ServiceMirror, Wanted: 1, Ready: 1})
+			change: func(aws, _ *inspect.Cluster) {
+				aws.Workloads.Value = append(aws.Workloads.Value, inspect.Workload{Name: inspect.ServiceMirror, Wanted: 1, Ready: 1})
 			},
 			unknown: []string{"aws: names of other clusters: kube-system has no CoreDNS"},
 		},
 		"CoreDNS that can't be read": {
-			change: func(aws, _ *survey.Cluster) {
-				aws.Workloads.Value = append(aws.Workloads.Value, survey.Workload{Name: survey.ServiceMirror})
+			change: func(aws, _ *inspect.Cluster) {
+				aws.Workloads.Value = append(aws.Workloads.Value, inspect.Workload{Name: inspect.ServiceMirror})
 				aws.DNS.Err = "forbidden"
 			},
 			unknown: []string{"aws: CoreDNS's configuration: forbidden"},
 		},
 		"a node that is rejected": {
-			change: func(aws, _ *survey.Cluster) {
+			change: func(aws, _ *inspect.Cluster) {
 				r := &aws.Agents[0].Value.Remotes[0]
-				r.Peers, r.Rejected = r.Peers[1:], []survey.Rejection{{Node: "gcp-1", Reason: "public_key", Detail: "missing"}}
+				r.Peers, r.Rejected = r.Peers[1:], []inspect.Rejection{{Node: "gcp-1", Reason: "public_key", Detail: "missing"}}
 			},
 			wrong: []string{"aws to gcp: 1 of 4 paths is down: aws-1 to gcp-1"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			clusters := surveytest.Pair(2)
+			clusters := inspecttest.Pair(2)
 			tt.change(clusters[0], clusters[1])
 			v := Of(now, clusters)
 			if diff := cmp.Diff(tt.wrong, v.Wrong); diff != "" {
@@ -138,7 +138,7 @@ func TestView(t *testing.T) {
 }
 
 func TestText(t *testing.T) {
-	clusters := surveytest.Pair(2)
+	clusters := inspecttest.Pair(2)
 	gone := clusters[0].Agents[1].Value.Remotes[0].Peers[0].Path
 	gone.State, gone.Sign, gone.Since, gone.RTT = "down", "no_answer", now.Add(-time.Minute), 0
 	clusters[1].Nodes.Value[1].Name = "gcp-2\x1b[2J"
@@ -163,22 +163,22 @@ func TestText(t *testing.T) {
 
 // TestVerdict is one line; links lead from it to the faults, and from these to the paths.
 func TestVerdict(t *testing.T) {
-	path := func(c *survey.Cluster, node int) *survey.Path { return c.Agents[0].Value.Remotes[0].Peers[node].Path }
+	path := func(c *inspect.Cluster, node int) *inspect.Path { return c.Agents[0].Value.Remotes[0].Peers[node].Path }
 	for name, tt := range map[string]struct {
-		change      func(aws, gcp *survey.Cluster)
+		change      func(aws, gcp *inspect.Cluster)
 		state, line string
 		page        []string
 	}{
-		"well": {func(aws, _ *survey.Cluster) { path(aws, 1).RTT = 0.12 }, "well", "No faults found: 8 paths are up, the slowest with 120.0 ms",
+		"well": {func(aws, _ *inspect.Cluster) { path(aws, 1).RTT = 0.12 }, "well", "No faults found: 8 paths are up, the slowest with 120.0 ms",
 			[]string{`<td class="upon"`, `<td class="up20"`}},
-		"one fault": {func(aws, _ *survey.Cluster) { path(aws, 0).State = "down" }, "wrong", "1 fault: aws to gcp: 1 of 4 paths is down: aws-1 to gcp-1",
+		"one fault": {func(aws, _ *inspect.Cluster) { path(aws, 0).State = "down" }, "wrong", "1 fault: aws to gcp: 1 of 4 paths is down: aws-1 to gcp-1",
 			[]string{`<a href="#wrong">`, `<a href="#m0">aws to gcp: 1 of 4`, `<a href="#m0-0-0">✗ down`, `<tr id="m0-0-0">`, "<code>semaphorectl doctor aws gcp</code>"}},
-		"two": {func(aws, gcp *survey.Cluster) { path(aws, 0).State, path(gcp, 1).SmallOnly = "down", true }, "wrong", "2 faults: aws to gcp: 1 of 4 paths is down: aws-1 to gcp-1; and 1 more",
+		"two": {func(aws, gcp *inspect.Cluster) { path(aws, 0).State, path(gcp, 1).SmallOnly = "down", true }, "wrong", "2 faults: aws to gcp: 1 of 4 paths is down: aws-1 to gcp-1; and 1 more",
 			[]string{`<td class="small"`, `<a href="#m1-0-1">! small only 12.3 ms</a>`, "full-size packets are lost"}},
-		"unknown": {func(aws, _ *survey.Cluster) { path(aws, 0).State = "unknown" }, "unknown", "No fault is known, but 1 thing is unknown: aws to gcp: 1 of 4 paths is unknown: aws-1 to gcp-1",
+		"unknown": {func(aws, _ *inspect.Cluster) { path(aws, 0).State = "unknown" }, "unknown", "No fault is known, but 1 thing is unknown: aws to gcp: 1 of 4 paths is unknown: aws-1 to gcp-1",
 			[]string{`<a href="#unknown">`}},
 	} {
-		clusters := surveytest.Pair(2)
+		clusters := inspecttest.Pair(2)
 		tt.change(clusters[0], clusters[1])
 		view := Of(now, clusters)
 		if state, line := view.Verdict(); state != tt.state || line != tt.line {
@@ -197,7 +197,7 @@ func TestVerdict(t *testing.T) {
 }
 
 func TestJSON(t *testing.T) {
-	body, err := json.Marshal(Of(now, surveytest.Pair(1)))
+	body, err := json.Marshal(Of(now, inspecttest.Pair(1)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +217,7 @@ func TestJSON(t *testing.T) {
 
 // TestClusterOfNoNodes prints views of a large cluster and one that couldn't be read.
 func TestClusterOfNoNodes(t *testing.T) {
-	clusters := surveytest.Pair(largest + 1)
+	clusters := inspecttest.Pair(largest + 1)
 	clusters[0].Agents, clusters[1].Agents, clusters[1].Nodes.Value = nil, nil, nil
 	view := Of(now, clusters)
 	var page, text strings.Builder
@@ -231,8 +231,8 @@ func TestClusterOfNoNodes(t *testing.T) {
 
 // TestTooManyPaths views clusters whose agents report too many nodes of the other one.
 func TestTooManyPaths(t *testing.T) {
-	clusters := surveytest.Pair(2)
-	clusters[0].Nodes.Value = make([]survey.Node, 1<<21)
+	clusters := inspecttest.Pair(2)
+	clusters[0].Nodes.Value = make([]inspect.Node, 1<<21)
 	view := Of(now, clusters)
 	if m := view.Meshes[0]; len(m.Paths) > 0 || len(view.Unknown) != 2 || !strings.Contains(view.Unknown[0], "too many paths between") {
 		t.Errorf("%d rows, %q", len(m.Paths), view.Unknown)
@@ -242,15 +242,15 @@ func TestTooManyPaths(t *testing.T) {
 // TestClusterHidesNoOther views a cluster with more faults than are shown: they are counted,
 // and those of the other one are shown.
 func TestClusterHidesNoOther(t *testing.T) {
-	clusters := surveytest.Pair(2)
+	clusters := inspecttest.Pair(2)
 	aws, gcp := clusters[0], clusters[1]
 	gcp.Workloads.Value = nil
 	for i := range maxLines + 50 {
-		gcp.Workloads.Value = append(gcp.Workloads.Value, survey.Workload{Kind: "DaemonSet", Name: fmt.Sprint("x", i), Wanted: 1})
+		gcp.Workloads.Value = append(gcp.Workloads.Value, inspect.Workload{Kind: "DaemonSet", Name: fmt.Sprint("x", i), Wanted: 1})
 	}
-	leads := &survey.Mirror{Leading: true, Services: []survey.Service{{Name: "shop/web", Error: "no room"}}}
-	aws.Mirrors = []survey.Reported[survey.Mirror]{{Fact: survey.Fact[*survey.Mirror]{Value: leads}}}
-	for _, order := range [][]*survey.Cluster{{aws, gcp}, {gcp, aws}} {
+	leads := &inspect.Mirror{Leading: true, Services: []inspect.Service{{Name: "shop/web", Error: "no room"}}}
+	aws.Mirrors = []inspect.Reported[inspect.Mirror]{{Fact: inspect.Fact[*inspect.Mirror]{Value: leads}}}
+	for _, order := range [][]*inspect.Cluster{{aws, gcp}, {gcp, aws}} {
 		wrong := Of(now, order).Wrong
 		for _, want := range []string{"aws: service shop/web: no room", "gcp: x0: 0 of 1 pod is ready", "gcp: and 50 more"} {
 			if !slices.Contains(wrong, want) {
@@ -270,22 +270,22 @@ func TestWorkIsBounded(t *testing.T) {
 	if testing.Short() {
 		rows, columns, peers = 50, 400, 2_000
 	}
-	aws, gcp := &survey.Cluster{Name: "aws"}, &survey.Cluster{Name: "gcp"}
+	aws, gcp := &inspect.Cluster{Name: "aws"}, &inspect.Cluster{Name: "gcp"}
 	for i := range columns {
-		aws.Nodes.Value = append(aws.Nodes.Value, survey.Node{Name: fmt.Sprintf("node-%05d", i)})
+		aws.Nodes.Value = append(aws.Nodes.Value, inspect.Node{Name: fmt.Sprintf("node-%05d", i)})
 	}
-	report := &survey.Agent{Remotes: []survey.Remote{{Name: "aws"}}}
+	report := &inspect.Agent{Remotes: []inspect.Remote{{Name: "aws"}}}
 	for i := range peers {
-		report.Remotes[0].Peers = append(report.Remotes[0].Peers, survey.Peer{Node: fmt.Sprintf("node-%05d", columns+i)})
-		report.Remotes[0].Rejected = append(report.Remotes[0].Rejected, survey.Rejection{Node: fmt.Sprintf("node-%05d", columns+i)})
+		report.Remotes[0].Peers = append(report.Remotes[0].Peers, inspect.Peer{Node: fmt.Sprintf("node-%05d", columns+i)})
+		report.Remotes[0].Rejected = append(report.Remotes[0].Rejected, inspect.Rejection{Node: fmt.Sprintf("node-%05d", columns+i)})
 	}
 	for i := range rows {
 		name := fmt.Sprint("gcp-", i)
-		gcp.Nodes.Value = append(gcp.Nodes.Value, survey.Node{Name: name})
-		gcp.Agents = append(gcp.Agents, survey.Reported[survey.Agent]{Pod: survey.Pod{Node: name}, Fact: survey.Fact[*survey.Agent]{Value: report}})
+		gcp.Nodes.Value = append(gcp.Nodes.Value, inspect.Node{Name: name})
+		gcp.Agents = append(gcp.Agents, inspect.Reported[inspect.Agent]{Pod: inspect.Pod{Node: name}, Fact: inspect.Fact[*inspect.Agent]{Value: report}})
 	}
 	seen := make(chan *View, 1)
-	go func() { seen <- Of(now, []*survey.Cluster{aws, gcp}) }()
+	go func() { seen <- Of(now, []*inspect.Cluster{aws, gcp}) }()
 	select {
 	case v := <-seen:
 		if down := v.Meshes[1].Counts.Down; down != rows*columns {

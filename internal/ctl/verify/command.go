@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
@@ -110,7 +110,7 @@ func check(output string, skip []string, nodes int) error {
 
 // run reads clusters, runs the tests, and judges the results.
 func run(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, plan probe.Plan, skip []string) (*Report, error) {
-	known, all := make([]cluster, len(clusters)), facts.ReadAll(ctx, clusters)
+	known, all := make([]cluster, len(clusters)), inspect.ReadAll(ctx, clusters)
 	var group sync.WaitGroup
 	for i, c := range clusters {
 		group.Go(func() {
@@ -149,7 +149,7 @@ const (
 // maxNames bounds the resolved names of each remote.
 const maxNames = 3
 
-func know(ctx context.Context, c *cli.Cluster, f *facts.Facts) cluster {
+func know(ctx context.Context, c *cli.Cluster, f *inspect.Facts) cluster {
 	k := cluster{
 		name: c.Name, nodes: len(probe.Pick(f, probe.MaxNodes)), mirror: slices.Contains(f.Installed.Tools, manifests.Mirror),
 		addresses: map[string]string{}, named: map[string]int{},

@@ -8,7 +8,7 @@ import (
 	"slices"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
@@ -16,7 +16,7 @@ import (
 
 // guard returns how to test network policies in a cluster, or why they can't be tested, and
 // the state of that.
-func guard(ctx context.Context, c *cli.Cluster, f *facts.Facts) (g *probe.Guard, state State, why string) {
+func guard(ctx context.Context, c *cli.Cluster, f *inspect.Facts) (g *probe.Guard, state State, why string) {
 	if len(f.Unread) > 0 {
 		return nil, Unknown, errors.Join(f.Unread...).Error()
 	}

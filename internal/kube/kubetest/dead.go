@@ -55,6 +55,9 @@ func newAuthority(t testing.TB) *authority {
 	return a
 }
 
+// Certificate returns a self-signed certificate in PEM.
+func Certificate(t testing.TB) string { return string(newAuthority(t).pem) }
+
 // issue returns a server's certificate for an IP address.
 func (a *authority) issue(t testing.TB, address string) tls.Certificate {
 	t.Helper()

@@ -1,4 +1,4 @@
-package facts
+package inspect
 
 import (
 	"net/netip"
@@ -18,8 +18,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts/factstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 )
 
 func fakeCluster(server string, objects ...runtime.Object) *cli.Cluster {
@@ -51,7 +51,7 @@ func list(prefixes []netip.Prefix) string {
 }
 
 func TestRead(t *testing.T) {
-	port, ca := int32(6443), factstest.Certificate(t)
+	port, ca := int32(6443), kubetest.Certificate(t)
 	f := Read(t.Context(), fakeCluster("https://127.0.0.1:40123",
 		node("a", "10.66.1.1", "10.2.1.0/24", "fd00:10:2:1::/64"), node("b", "10.66.1.2", "10.2.2.0/24"),
 		config("kube-system", "kube-root-ca.crt", "ca.crt", ca), config("kube-system", "coredns", "Corefile", ".:53 {\n    reload\n}\n"),
@@ -63,7 +63,7 @@ func TestRead(t *testing.T) {
 	if len(f.Unread) > 0 {
 		t.Fatalf("unread: %v", f.Unread)
 	}
-	if f.Minor != 36 || f.CA != ca || f.DNS == nil || !f.DNS.Reloads || len(f.Nodes) != 2 || !f.Nodes[0].Ready {
+	if f.Minor != 36 || f.CA != ca || f.DNS == nil || !f.DNS.Reloads || len(f.Nodes) != 2 || f.Nodes[0].Ready != "True" {
 		t.Errorf("facts %+v", f)
 	}
 	for what, c := range map[string][2]string{
@@ -111,8 +111,8 @@ func TestMachines(t *testing.T) {
 	}
 }
 
-// program returns a workload of one of our programs.
-func program(name, settings string, labels map[string]string) *appsv1.DaemonSet {
+// workload returns one of our programs.
+func workload(name, settings string, labels map[string]string) *appsv1.DaemonSet {
 	from := []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: settings}}}}
 	return &appsv1.DaemonSet{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: cli.Namespace, Labels: labels},
@@ -122,8 +122,8 @@ func program(name, settings string, labels map[string]string) *appsv1.DaemonSet 
 
 func TestInstalled(t *testing.T) {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: cli.Namespace}}
-	byHand := program("semaphore-wireguard", "semaphore", nil)
-	ours := program("semaphore-wireguard", "semaphore", map[string]string{manifests.ManagedLabel: manifests.Manager})
+	byHand := workload("semaphore-wireguard", "semaphore", nil)
+	ours := workload("semaphore-wireguard", "semaphore", map[string]string{manifests.ManagedLabel: manifests.Manager})
 	settings := config(cli.Namespace, "semaphore", "SEMAPHORE_REMOTES", "gcp")
 	for name, c := range map[string]struct {
 		objects []runtime.Object

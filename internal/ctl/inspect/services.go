@@ -1,4 +1,4 @@
-package survey
+package inspect
 
 import (
 	"cmp"
@@ -19,7 +19,6 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 )
 
@@ -98,7 +97,7 @@ func (t *collector) services(ctx context.Context, namespace, selector, labels st
 	var all []KubeService
 	ports := map[string]string{} // the names of the chosen ports
 	err := cli.List(ctx, t.client.CoreV1().Services(namespace), metav1.ListOptions{LabelSelector: selector}, func(o *corev1.Service) error {
-		if err := facts.CheckName("a Service", "metadata.name", o.Name); err != nil {
+		if err := CheckName("a Service", "metadata.name", o.Name); err != nil {
 			return err
 		}
 		s := KubeService{
@@ -115,7 +114,7 @@ func (t *collector) services(ctx context.Context, namespace, selector, labels st
 				return nil // Nothing of it is known.
 			}
 			for what, name := range map[string]string{mark + "namespace": s.Namespace, mark + "name": s.Name} {
-				if err := facts.CheckName("Service "+o.Name, what, name); err != nil {
+				if err := CheckName("Service "+o.Name, what, name); err != nil {
 					return err
 				}
 			}

@@ -1,4 +1,4 @@
-package facts
+package inspect
 
 import (
 	"bytes"
@@ -8,12 +8,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts/factstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 )
 
 // TestAuthority reads certificates without the text around them.
 func TestAuthority(t *testing.T) {
-	one, two := factstest.Certificate(t), factstest.Certificate(t)
+	one, two := kubetest.Certificate(t), kubetest.Certificate(t)
 	key := string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: []byte("secret words")}))
 	for name, c := range map[string]struct {
 		text, want string

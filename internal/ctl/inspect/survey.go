@@ -1,7 +1,12 @@
-// Package survey reads the state of joined clusters: the reports of their agents and
-// controllers, and objects of the API servers. It changes nothing and draws no conclusions.
-// What can't be read is a fact with an error.
-package survey
+// Package inspect reads clusters for an administrator. It changes nothing and draws no
+// conclusions; what can't be read is a value with an error.
+//
+//	Facts     the properties of a cluster, before and after an installation: nodes, the
+//	          ranges of pods and services, network plugin, DNS, what is installed. join and
+//	          temporary pods are planned from them.
+//	Cluster   the state of an installation: reports of agents and controllers, and the
+//	          objects that they read and write. status and doctor are views of it.
+package inspect
 
 import (
 	"cmp"
@@ -53,19 +58,6 @@ type Cluster struct {
 	Agents   []Reported[Agent]
 	Mirrors  []Reported[Mirror]
 	Policies []Reported[Policy]
-}
-
-// Node is a Node object.
-type Node struct {
-	Name      string
-	Ready     string // the condition's status: True, False or Unknown
-	Kernel    string
-	Addresses []string
-	PodCIDRs  []string
-	// Annotations are those that agents publish.
-	Annotations map[string]string
-	// Renewed is when the kubelet last renewed its lease, by its own clock; zero: unknown.
-	Renewed time.Time
 }
 
 // Pod is a pod of our programs.

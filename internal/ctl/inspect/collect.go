@@ -1,4 +1,4 @@
-package survey
+package inspect
 
 import (
 	"context"
@@ -23,7 +23,6 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/coredns"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/facts"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
@@ -176,30 +175,7 @@ func read[T any](ctx context.Context, source string, get func(context.Context) (
 }
 
 func (t *collector) nodes(ctx context.Context) ([]Node, error) {
-	nodes := []Node{}
-	err := cli.List(ctx, t.client.CoreV1().Nodes(), metav1.ListOptions{}, func(o *corev1.Node) error {
-		if err := facts.CheckName("a Node", "metadata.name", o.Name); err != nil {
-			return err
-		}
-		n := Node{Name: o.Name, Kernel: o.Status.NodeInfo.KernelVersion, PodCIDRs: o.Spec.PodCIDRs, Annotations: map[string]string{}}
-		for _, c := range o.Status.Conditions {
-			if c.Type == corev1.NodeReady {
-				n.Ready = string(c.Status)
-			}
-		}
-		for _, a := range o.Status.Addresses {
-			if a.Type == corev1.NodeInternalIP {
-				n.Addresses = append(n.Addresses, a.Address)
-			}
-		}
-		for key, value := range o.Annotations {
-			if strings.Contains(key, AnnotationGroup+"/") {
-				n.Annotations[key] = printable.Text(value, printable.Short)
-			}
-		}
-		nodes = append(nodes, n)
-		return nil
-	})
+	nodes, err := readNodes(ctx, t.client)
 	if err != nil {
 		return nil, err
 	}
@@ -220,11 +196,11 @@ func (t *collector) nodes(ctx context.Context) ([]Node, error) {
 func (t *collector) pods(ctx context.Context) ([]Pod, error) {
 	pods := []Pod{}
 	err := cli.List(ctx, t.client.CoreV1().Pods(cli.Namespace), metav1.ListOptions{}, func(o *corev1.Pod) error {
-		if err := facts.CheckName("a Pod", "metadata.name", o.Name); err != nil {
+		if err := CheckName("a Pod", "metadata.name", o.Name); err != nil {
 			return err
 		}
 		if o.Spec.NodeName != "" {
-			if err := facts.CheckName("Pod "+o.Name, "spec.nodeName", o.Spec.NodeName); err != nil {
+			if err := CheckName("Pod "+o.Name, "spec.nodeName", o.Spec.NodeName); err != nil {
 				return err
 			}
 		}
@@ -309,7 +285,7 @@ func (t *collector) warnings(ctx context.Context) ([]Event, error) {
 func (t *collector) pools(ctx context.Context) ([]Pool, error) {
 	for _, gv := range kube.CalicoAPIs("auto") {
 		pools := []Pool{}
-		err := cli.ListUntyped(ctx, t.access.Dynamic.Resource(gv.WithResource("ippools")), metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
+		err := cli.ListUntyped(ctx, t.access.Dynamic.Resource(PoolsOf(gv)), metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
 			cidr, _, _ := unstructured.NestedString(o.Object, "spec", "cidr")
 			disabled, _, _ := unstructured.NestedBool(o.Object, "spec", "disabled")
 			noExport, _, _ := unstructured.NestedBool(o.Object, "spec", "disableBGPExport")

@@ -1,4 +1,4 @@
-package survey
+package inspect
 
 import (
 	"fmt"

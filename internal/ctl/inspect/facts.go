@@ -1,9 +1,6 @@
-// Package facts reads the properties of a cluster, without changing it: its nodes, the ranges
-// of its pods and services, its network plugin, its DNS, and the installed programs.
-package facts
+package inspect
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -30,7 +27,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 )
 
-// Facts are the facts about one cluster. Fields that couldn't be read are empty, with an
+// Facts are the properties of one cluster. Fields that couldn't be read are empty, with an
 // error in Unread.
 type Facts struct {
 	Name    string
@@ -58,36 +55,6 @@ type Facts struct {
 	DNS       *coredns.Setup
 	Installed Installed
 	Unread    []error
-}
-
-// Node is a machine of a cluster.
-type Node struct {
-	Name, Kernel, OS string
-	Ready            bool
-	Addresses        []netip.Addr // its InternalIPs
-	External         bool         // it has an ExternalIP
-	// Locations are the administrator's annotations of the endpoint for other clusters'
-	// nodes, by cluster; empty: all of them.
-	Locations map[string]string
-	Pods      []netip.Prefix
-}
-
-// Location is the source of a node's endpoint for a cluster: its annotations, or the
-// setting.
-func (n *Node) Location(remote string, settings map[string]string) (endpoint.Source, error) {
-	for _, name := range []string{remote, ""} {
-		if text, annotated := n.Locations[name]; annotated {
-			return endpoint.Parse(text)
-		}
-	}
-	return endpoint.Parse(cmp.Or(settings["SEMAPHORE_WG_ENDPOINT"], endpoint.InternalIP))
-}
-
-// Location parses the name of a node's endpoint annotation. It returns the cluster that it
-// is for; empty: all of them.
-func Location(annotation string) (remote string, is bool) {
-	before, is := strings.CutSuffix(annotation, "wireguard.semaphore.uw.io/endpoint-address")
-	return strings.TrimSuffix(before, "."), is
 }
 
 // Installed is the installation of Kube-Semaphore in a cluster.
@@ -169,47 +136,10 @@ func Read(ctx context.Context, c *cli.Cluster) *Facts {
 	return f
 }
 
-func (f *Facts) readNodes(ctx context.Context, c *cli.Cluster) error {
-	err := cli.List(ctx, c.Client.CoreV1().Nodes(), metav1.ListOptions{}, func(n *corev1.Node) error {
-		if err := CheckName("a Node", "metadata.name", n.Name); err != nil {
-			return err
-		}
-		node := Node{Name: n.Name, Kernel: n.Status.NodeInfo.KernelVersion, OS: n.Status.NodeInfo.OperatingSystem, Locations: map[string]string{}}
-		for _, condition := range n.Status.Conditions {
-			node.Ready = node.Ready || condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue
-		}
-		for _, address := range n.Status.Addresses {
-			ip, err := netip.ParseAddr(address.Address)
-			if err == nil && address.Type == corev1.NodeInternalIP {
-				node.Addresses = append(node.Addresses, ip.Unmap())
-			}
-			if len(node.Addresses) > maxOfNode {
-				return tooMany("Node", n.Name, "status.addresses", maxOfNode, "InternalIPs")
-			}
-			node.External = node.External || err == nil && address.Type == corev1.NodeExternalIP
-		}
-		for name, text := range n.Annotations {
-			if remote, is := Location(name); is {
-				node.Locations[remote] = text
-			}
-		}
-		if len(n.Spec.PodCIDRs) > maxOfNode {
-			return tooMany("Node", n.Name, "spec.podCIDRs", maxOfNode, "prefixes")
-		}
-		for _, cidr := range n.Spec.PodCIDRs {
-			if prefix, err := netip.ParsePrefix(cidr); err == nil {
-				node.Pods = append(node.Pods, prefix.Masked())
-			}
-		}
-		f.Nodes = append(f.Nodes, node)
-		return nil
-	})
-	if err != nil {
-		f.Nodes = nil // A partial list would be wrong.
-		return err
-	}
+func (f *Facts) readNodes(ctx context.Context, c *cli.Cluster) (err error) {
+	f.Nodes, err = readNodes(ctx, c.Client)
 	f.Machines = machines(f.Nodes)
-	return nil
+	return err
 }
 
 // machines returns networks that contain the nodes and, probably, future ones: private
@@ -254,7 +184,7 @@ func (f *Facts) readDNS(ctx context.Context, c *cli.Cluster) error {
 }
 
 // programs maps names of workloads to tools.
-var programs = map[string]string{"semaphore-wireguard": manifests.WireGuard, "semaphore-service-mirror": manifests.Mirror, "semaphore-policy": manifests.Policy}
+var programs = map[string]string{WireGuard: manifests.WireGuard, ServiceMirror: manifests.Mirror, NetworkPolicy: manifests.Policy}
 
 func (f *Facts) readInstalled(ctx context.Context, c *cli.Cluster) error {
 	namespace, err := c.Client.CoreV1().Namespaces().Get(ctx, cli.Namespace, metav1.GetOptions{})
