@@ -31,8 +31,7 @@ func (s *deviceServer) handOver(d *serverDevice, files *control.Files) error {
 	if err != nil {
 		return err
 	}
-	err = handover.HandOver(background, side, func() {})
-	if err != nil && !errors.Is(err, handover.ErrNewEngineEnded) {
+	if err := handover.HandOver(background, side, func() {}); err != nil {
 		return err
 	}
 	// The other engine owns the device, even if its serving process has ended.

@@ -239,7 +239,7 @@ func (d *serverDevice) reconnect(ctx context.Context) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = handover.Succeed(ctx, d.dev, d.bind, d.toReconnect)
+		_ = handover.Initiate(ctx, d.dev, d.bind, d.toReconnect)
 	}()
 	select {
 	case <-done:

@@ -169,16 +169,10 @@ func initiate(key Key, p *device.Peer, b *Bind, forget func()) {
 func pause(took time.Duration) time.Duration { return min(max(5*time.Millisecond, 4*took), headway) }
 
 // Initiate makes handshakes with peers of a device that is up, in that order, until all have
-// a session or the context ends. b is the device's bind. With renew it ends their current
-// sessions, and packets wait for the new ones.
-func Initiate(ctx context.Context, d *device.Device, b *Bind, peers []Key, renew bool) error {
-	return newHandshakes(peers, renew).make(ctx, d, b)
-}
-
-// Succeed is Initiate for the successor of a process that has ended unexpectedly: a peer ignores an
-// initiation within 20 ms of the last one (WireGuard whitepaper, section 5.3), so the second
-// attempt follows soon.
-func Succeed(ctx context.Context, d *device.Device, b *Bind, peers []Key) error {
+// a session or the context ends. b is the device's bind. The device is that of a process that
+// has ended unexpectedly: a peer ignores an initiation within 20 ms of the last one (WireGuard
+// whitepaper, section 5.3), so the second attempt follows soon.
+func Initiate(ctx context.Context, d *device.Device, b *Bind, peers []Key) error {
 	h := newHandshakes(peers, false)
 	h.first = crashRetry
 	return h.make(ctx, d, b)

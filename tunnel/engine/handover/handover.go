@@ -51,10 +51,6 @@ var DefaultLimits = Limits{
 	Patience: 10 * time.Second, Drain: 3 * time.Second,
 }
 
-// ErrNewEngineEnded is returned by [HandOver] if the new engine ended after it had taken over the
-// device, while the old engine drained its sessions. [Resume] makes the old engine continue.
-var ErrNewEngineEnded = errors.New("the engine that took over the device has ended")
-
 const (
 	progressInterval = 100 * time.Millisecond // of the new engine
 	reportInterval   = 250 * time.Millisecond // of the old engine
@@ -67,16 +63,17 @@ const (
 
 // HandOver hands over a device to another engine, which runs [TakeOver]. It calls released
 // when the other engine owns the device, and returns nil when this engine's sessions have
-// drained: the caller should close the device then. If HandOver returns an error other than
-// [ErrNewEngineEnded], the device continues here, with new sessions if the other engine had
-// made some.
+// drained or the other engine has ended: the caller should close the device then. If HandOver
+// returns an error, the device continues here, with new sessions if the other engine had made
+// some.
 func HandOver(ctx context.Context, s Side, released func()) error {
 	e := &oldEngine{Side: s, pair: newPair(s.Pair)}
 	defer e.pair.close()
 	began, err := e.handOver(ctx)
 	if err == nil {
 		released()
-		return e.drainSessions(ctx)
+		e.drainSessions(ctx)
+		return nil
 	}
 	reason := []byte(err.Error())
 	_ = e.pair.send(kindAborted, reason[:min(len(reason), maxUpdates)]...)
@@ -84,9 +81,6 @@ func HandOver(ctx context.Context, s Side, released func()) error {
 	if owned {
 		_ = e.shut(ctx)
 		released()
-		if errors.Is(err, io.EOF) {
-			return ErrNewEngineEnded
-		}
 		return nil
 	}
 	e.Tun.Open()
@@ -95,18 +89,6 @@ func HandOver(ctx context.Context, s Side, released func()) error {
 		e.renew(ctx)
 	}
 	return fmt.Errorf("hand over: %w", err)
-}
-
-// Resume makes an old engine's device continue after [ErrNewEngineEnded].
-func Resume(ctx context.Context, s Side) {
-	e := &oldEngine{Side: s}
-	peers, err := peersOf(s.Device)
-	if err == nil {
-		e.live = live(peers, time.Now())
-	}
-	s.Tun.Open()
-	s.Bind.release()
-	e.renew(ctx)
 }
 
 type oldEngine struct {
@@ -256,7 +238,7 @@ func (e *oldEngine) setEndpoints(body []byte) error {
 // drainSessions returns when no more messages arrive for this engine's sessions, and it has
 // received all relayed ones. It counts checks instead of time: without processor time, this
 // process receives nothing either.
-func (e *oldEngine) drainSessions(ctx context.Context) error {
+func (e *oldEngine) drainSessions(ctx context.Context) {
 	checks := max(2, int(e.Limits.Drain/reportInterval))
 	tick := time.NewTicker(reportInterval)
 	defer tick.Stop()
@@ -264,10 +246,8 @@ func (e *oldEngine) drainSessions(ctx context.Context) error {
 		switch _, err := e.pair.next(ctx.Done(), tick.C); {
 		case err == nil:
 			continue
-		case errors.Is(err, io.EOF):
-			return ErrNewEngineEnded
 		case !errors.Is(err, errNoAnswer):
-			return nil
+			return // One of the engines ends.
 		}
 		last := e.received
 		// A remote that doesn't use the new engine's session yet may roam.
@@ -279,14 +259,13 @@ func (e *oldEngine) drainSessions(ctx context.Context) error {
 			silent = 0
 		}
 	}
-	return nil
 }
 
 // renew makes new sessions: remotes may send in sessions of an engine that has ended.
 func (e *oldEngine) renew(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, e.Limits.Patience)
 	defer cancel()
-	if err := Initiate(ctx, e.Device, e.Bind, e.live, true); err != nil {
+	if err := newHandshakes(e.live, true).make(ctx, e.Device, e.Bind); err != nil {
 		// wireguard-go retries.
 		e.Log.Info("not all peers have new sessions after the hand-over", "err", err)
 	}
