@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,10 +15,11 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
-// deviceState is the supervisor's state of a device.
+// deviceState is the supervisor's state of a device: what must survive the server.
 //
-// Lock order: configuring, then the supervisor's mu.
+// Lock order: configuring, then the devices' mu.
 type deviceState struct {
+	all   *devices
 	name  string
 	index int // of the link, from the client's request
 	tun   int
@@ -37,59 +39,10 @@ type deviceState struct {
 	model       *model
 	wantUp      bool
 
-	// Guarded by the supervisor's mu.
-	listener *control.Listener
-	sockets  control.Files // duplicates of the server's UDP sockets
-	port     uint16        // of the sockets
-	// confirmed is closed when another engine reports that it has taken over the device.
-	confirmed chan struct{}
-}
-
-// serve starts to serve a TUN link.
-func (sup *supervisor) serve(ctx context.Context, m control.Message, files *control.Files) error {
-	if len(*files) != 1 {
-		return fmt.Errorf("serve %q: got %d descriptors, want one of a TUN", m.Name, len(*files))
-	}
-	if err := checkTUN((*files)[0], m.Name); err != nil {
-		return fmt.Errorf("serve %q: %w", m.Name, err)
-	}
-	d, err := sup.add(m.Name, m.Index, files)
-	if err != nil {
-		return fmt.Errorf("serve %q: %w", m.Name, err)
-	}
-	sup.acceptUAPI(d, d.listener)
-	err = sup.withServer(ctx, d, noChange)
-	if err != nil {
-		return errors.Join(err, sup.remove(ctx, d))
-	}
-	return nil
-}
-
-func (sup *supervisor) add(name string, index int, files *control.Files) (*deviceState, error) {
-	sup.mu.Lock()
-	defer sup.mu.Unlock()
-	switch {
-	case sup.ctx.Err() != nil:
-		return nil, sup.ctx.Err()
-	case sup.devices[name] != nil:
-		return nil, unix.EEXIST
-	case len(sup.devices) >= maxDevices:
-		return nil, errors.New("too many devices")
-	}
-	listener, err := control.Listen(control.DevicePath(name))
-	if err != nil {
-		return nil, err
-	}
-	d := &deviceState{
-		name: name, index: index, tun: (*files)[0], log: sup.log.With("device", name),
-		model: newModel(), listener: listener,
-	}
-	*files = nil
-	d.ctx, d.end = context.WithCancel(sup.ctx)
-	sup.devices[name] = d
-	sup.notify()
-	d.log.Info("serving", "index", index)
-	return d, nil
+	// Guarded by the devices' mu.
+	listener *control.Listener // of the UAPI socket; nil: none yet
+	sockets  control.Files     // duplicates of the server's UDP sockets
+	port     uint16            // of the sockets
 }
 
 // checkTUN returns an error unless the descriptor is an attached TUN of that name, with the
@@ -110,95 +63,110 @@ func checkTUN(fd int, name string) error {
 }
 
 // up opens the device's UDP sockets and restores its UAPI socket, unless they exist.
-func (sup *supervisor) up(ctx context.Context, d *deviceState) (changed bool, err error) {
-	if changed, err = sup.restoreSocket(d); err != nil {
+func (d *deviceState) up(ctx context.Context) (changed bool, err error) {
+	if changed, err = d.prepareUp(); err != nil {
 		return changed, err
 	}
-	d.setUp()
-	err = sup.withServer(ctx, d, func(s *server) error { return s.up(ctx, d) })
-	return changed, err
+	return changed, d.withServer(ctx, func(s *server) error { return s.ask(ctx, control.Message{Op: opUp, Name: d.name}) })
 }
 
-func (d *deviceState) setUp() {
+// prepareUp restores the UAPI socket, and makes later servers open UDP sockets.
+func (d *deviceState) prepareUp() (changed bool, err error) {
 	d.configuring.Lock()
 	defer d.configuring.Unlock()
+	d.all.mu.Lock()
+	removed := d.ctx.Err() == nil && d.listener != nil && !d.listener.InPlace()
+	d.all.mu.Unlock()
+	if removed {
+		if err := d.listen(control.Listen); err != nil {
+			return false, err
+		}
+	}
 	d.wantUp = true
-}
-
-func (sup *supervisor) restoreSocket(d *deviceState) (changed bool, err error) {
-	sup.mu.Lock()
-	defer sup.mu.Unlock()
-	if sup.devices[d.name] != d || d.listener == nil || d.listener.InPlace() {
-		return false, nil
-	}
-	fresh, err := control.Listen(control.DevicePath(d.name))
-	if err != nil {
-		return false, err
-	}
-	_ = d.listener.Close()
-	d.listener = fresh
-	sup.acceptUAPI(d, fresh)
-	return true, nil
+	return removed, nil
 }
 
 // remove stops serving a device.
-func (sup *supervisor) remove(ctx context.Context, d *deviceState) error {
+func (d *deviceState) remove(ctx context.Context) error {
 	d.configuring.Lock()
 	defer d.configuring.Unlock()
 	// First, so that the port is free when remove returns.
 	var err error
 	if d.server != nil && d.ctx.Err() == nil {
-		err = d.server.endDevice(ctx, d.name)
+		err = d.server.closeDevice(ctx, d.name)
 	}
-	sup.mu.Lock()
-	defer sup.mu.Unlock()
-	if sup.devices[d.name] == d {
-		sup.dropDevice(d)
+	if d.drop() {
 		d.log.Info("removed")
 	}
 	return err
 }
 
-// dropDevice releases a device and its descriptors. The caller has locked sup.mu.
-func (sup *supervisor) dropDevice(d *deviceState) {
+// drop releases the device, and returns false if it was dropped before.
+func (d *deviceState) drop() bool {
+	d.all.mu.Lock()
+	defer d.all.mu.Unlock()
+	if d.all.byName[d.name] != d {
+		return false
+	}
+	d.release()
+	return true
+}
+
+// release releases the device and its descriptors. The caller has locked the devices' mu.
+func (d *deviceState) release() {
 	d.end()
-	delete(sup.devices, d.name)
+	delete(d.all.byName, d.name)
 	if d.listener != nil {
 		_ = d.listener.Close()
 	}
 	_ = unix.Close(d.tun)
 	d.sockets.Close()
 	d.sockets = nil
-	if len(sup.devices) == 0 && sup.server != nil {
-		sup.server.stop()
+	if len(d.all.byName) == 0 && d.all.server != nil {
+		d.all.server.stop()
 	}
-	sup.notify()
+	d.all.notify()
 }
 
-// setSockets replaces the supervisor's duplicates of the server's sockets, and owns files.
-func (sup *supervisor) setSockets(name string, port int, files control.Files) {
-	sup.mu.Lock()
-	defer sup.mu.Unlock()
-	d := sup.devices[name]
-	if d == nil {
-		files.Close()
+// dropIfGone drops a device whose link doesn't exist any more.
+func (d *deviceState) dropIfGone() bool {
+	d.all.mu.Lock()
+	gone := d.all.byName[d.name] == d && checkTUN(d.tun, d.name) != nil
+	if gone {
+		d.release()
+	}
+	d.all.mu.Unlock()
+	if gone {
+		d.log.Warn("link is gone or broken")
+		d.all.died(d)
+	}
+	return gone
+}
+
+// endedOn handles the end of the device on a server by itself, because its link was deleted or
+// a read failed.
+func (d *deviceState) endedOn(s *server) {
+	d.configuring.Lock()
+	defer d.configuring.Unlock()
+	if d.server != s || d.dropIfGone() || d.ctx.Err() != nil {
 		return
 	}
-	d.sockets.Close()
-	d.sockets, d.port = files, uint16(port)
+	d.log.Warn("reading the link failed: serving it again")
+	d.server = nil // The monitor restores it.
+	d.ready.Store(nil)
 }
 
 // withServer calls f with a server that has the device, and again with the next server
 // when that one ends meanwhile. d.configuring is locked during the call.
-func (sup *supervisor) withServer(ctx context.Context, d *deviceState, f func(*server) error) error {
-	return sup.retry(ctx, func(s *server) error { return sup.with(ctx, d, s, f) })
+func (d *deviceState) withServer(ctx context.Context, f func(*server) error) error {
+	return d.all.retry(ctx, func(s *server) error { return d.with(ctx, s, f) })
 }
 
 // with calls f when the server has the device.
-func (sup *supervisor) with(ctx context.Context, d *deviceState, s *server, f func(*server) error) error {
+func (d *deviceState) with(ctx context.Context, s *server, f func(*server) error) error {
 	d.configuring.Lock()
 	defer d.configuring.Unlock()
-	if err := sup.restore(ctx, d, s); err != nil {
+	if err := d.restore(ctx, s); err != nil {
 		return err
 	}
 	return f(s)
@@ -206,48 +174,24 @@ func (sup *supervisor) with(ctx context.Context, d *deviceState, s *server, f fu
 
 func noChange(*server) error { return nil }
 
-// retry calls f with the server, and again with the next one when that ends meanwhile.
-func (sup *supervisor) retry(ctx context.Context, f func(*server) error) error {
-	for {
-		s, err := sup.waitServer(ctx)
-		if err != nil {
-			return err
-		}
-		if err = f(s); err == nil || ctx.Err() != nil || !s.goneSoon(ctx) {
-			return err
-		}
+// open creates the device on a server, down and without configuration. It returns the port
+// of its inherited sockets, or the configured one. The caller has locked d.configuring.
+func (d *deviceState) open(ctx context.Context, s *server) (port uint16, err error) {
+	files, port, err := d.duplicates()
+	if err != nil {
+		return 0, err
 	}
-}
-
-// waitServer returns the server, as soon as one runs.
-func (sup *supervisor) waitServer(ctx context.Context) (*server, error) {
-	for {
-		sup.mu.Lock()
-		s, changed := sup.server, sup.changed
-		sup.mu.Unlock()
-		if s != nil && !s.gone() {
-			return s, nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for the serving process: %w", ctx.Err())
-		}
-	}
+	defer files.Close()
+	return port, s.ask(ctx, control.Message{Op: opOpen, Name: d.name, Index: d.index}, files...)
 }
 
 // restore passes the device to a server that doesn't have it yet, with the packets that
 // its descriptors have queued. The caller has locked d.configuring.
-func (sup *supervisor) restore(ctx context.Context, d *deviceState, s *server) (err error) {
+func (d *deviceState) restore(ctx context.Context, s *server) (err error) {
 	if d.server == s {
 		return nil
 	}
-	files, port, err := sup.duplicates(d)
-	if err != nil {
-		return err
-	}
-	_, _, err = s.conn.Ask(ctx, control.Message{Op: opOpen, Name: d.name, Index: d.index}, files...)
-	files.Close()
+	port, err := d.open(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -256,39 +200,39 @@ func (sup *supervisor) restore(ctx context.Context, d *deviceState, s *server) (
 		if err != nil {
 			// The server has a part of the device. The monitor restores all of it.
 			d.server = nil
-			err = errors.Join(err, sup.closeOnServer(s, d))
+			err = errors.Join(err, d.closeOn(s))
 		}
 	}()
 	answer, err := s.uapi(ctx, d, d.model.request(port))
 	if err != nil {
 		return err
 	}
-	if string(answer) != "errno=0\n\n" {
+	if string(answer) != answerOK {
 		d.log.Warn("configuration restored in part", "answer", string(answer))
 	}
 	if d.wantUp {
-		if err := s.up(ctx, d); err != nil && !s.gone() {
+		if err := s.ask(ctx, control.Message{Op: opUp, Name: d.name}); err != nil && !s.gone() {
 			d.log.Warn("reopening UDP sockets failed", "err", err)
 		}
 	}
 	keys, live := d.model.recent(time.Now())
-	if err := s.greet(ctx, d, keys[:live]); err != nil {
+	if err := s.reconnect(ctx, d.name, keys[:live]); err != nil {
 		return err
 	}
 	d.ready.Store(s)
 	if len(keys) > 0 {
-		sup.wg.Go(func() { sup.restoreKeepalives(d, s, keys) })
+		d.all.wg.Go(func() { d.restoreKeepalives(s, keys) })
 	}
 	return nil
 }
 
-// closeOnServer closes a device that a server has in part, because another process needs
-// its link and its port. A server that doesn't close it is killed.
-func (sup *supervisor) closeOnServer(s *server, d *deviceState) error {
-	ctx, cancel := context.WithTimeout(sup.ctx, serverTimeout)
+// closeOn closes a device that a server has in part, because another process needs its link
+// and its port. A server that doesn't close it is killed.
+func (d *deviceState) closeOn(s *server) error {
+	ctx, cancel := context.WithTimeout(d.all.ctx, serverTimeout)
 	defer cancel()
-	err := s.endDevice(ctx, d.name)
-	if err == nil || sup.ctx.Err() != nil {
+	err := s.closeDevice(ctx, d.name)
+	if err == nil || d.all.ctx.Err() != nil {
 		return nil
 	}
 	return errors.Join(err, s.process.Kill())
@@ -296,9 +240,9 @@ func (sup *supervisor) closeOnServer(s *server, d *deviceState) error {
 
 // duplicates returns duplicates of the device's descriptors, the TUN first, and the port
 // that it listens on.
-func (sup *supervisor) duplicates(d *deviceState) (files control.Files, port uint16, err error) {
-	sup.mu.Lock()
-	defer sup.mu.Unlock()
+func (d *deviceState) duplicates() (files control.Files, port uint16, err error) {
+	d.all.mu.Lock()
+	defer d.all.mu.Unlock()
 	if err := d.ctx.Err(); err != nil {
 		return nil, 0, err
 	}
@@ -331,7 +275,7 @@ const (
 	keepalivesPause  = 20 * time.Millisecond
 )
 
-func (sup *supervisor) restoreKeepalives(d *deviceState, s *server, keys []key) {
+func (d *deviceState) restoreKeepalives(s *server, keys []key) {
 	for len(keys) > 0 {
 		n := min(len(keys), keepalivesAtOnce)
 		err := func() error {
@@ -356,4 +300,41 @@ func (sup *supervisor) restoreKeepalives(d *deviceState, s *server, keys []key) 
 			return
 		}
 	}
+}
+
+// serverTimeout bounds the server's answer to the monitor; beyond it, the server hangs.
+const serverTimeout = 10 * time.Second
+
+// monitor is a round of the devices' monitor for this device.
+func (d *deviceState) monitor() error {
+	s, err := d.all.waitServer(d.ctx)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(d.ctx, serverTimeout)
+	defer cancel()
+	if !d.configuring.TryLock() {
+		// A request or a hand-over is in progress, which may take more than a minute. A
+		// server that runs answers at once that it has no device without a name.
+		if err = s.ask(ctx, control.Message{Op: opUAPI}); timedOut(err) {
+			return errors.Join(err, s.process.Kill())
+		}
+		return nil
+	}
+	defer d.configuring.Unlock()
+	err = d.restore(ctx, s)
+	if err == nil {
+		err = s.exchange(ctx, d, getRequest, d.model.observe)
+	}
+	if timedOut(err) {
+		_ = s.process.Kill()
+	}
+	if err != nil && d.dropIfGone() {
+		return nil
+	}
+	return err
+}
+
+func timedOut(err error) bool {
+	return errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded)
 }

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -46,25 +45,20 @@ func serverThat(t *testing.T, does func(op string, files control.Files) error) *
 	return s
 }
 
-// newTestDevice returns a supervisor with one device that no server has.
-func newTestDevice(t *testing.T) (*supervisor, *deviceState) {
+// newTestDevice returns a device that no server has.
+func newTestDevice(t *testing.T) *deviceState {
 	t.Helper()
 	sup := newSupervisor(t.Context(), Config{Logger: slog.New(slog.DiscardHandler)})
 	tun, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &deviceState{name: "wg-test", tun: tun, log: sup.log, model: newModel()}
-	d.ctx, d.end = context.WithCancel(sup.ctx)
-	sup.devices[d.name] = d
-	t.Cleanup(func() {
-		sup.mu.Lock()
-		defer sup.mu.Unlock()
-		if sup.devices[d.name] != nil {
-			sup.dropDevice(d)
-		}
-	})
-	return sup, d
+	d := &deviceState{name: "wg-test", tun: tun}
+	if err := sup.devices.add(d); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.drop() })
+	return d
 }
 
 // A device whose restoration failed, as on a server without processor time, is restored
@@ -72,7 +66,7 @@ func newTestDevice(t *testing.T) (*supervisor, *deviceState) {
 func TestADeviceIsRestoredAgain(t *testing.T) {
 	for _, failing := range []string{opUAPI, opStart} {
 		t.Run(failing, func(t *testing.T) {
-			sup, d := newTestDevice(t)
+			d := newTestDevice(t)
 			var mu sync.Mutex
 			has, failed := make(map[string]bool), false
 			s := serverThat(t, func(op string, files control.Files) error {
@@ -105,10 +99,10 @@ func TestADeviceIsRestoredAgain(t *testing.T) {
 				}()
 				return nil
 			})
-			if err := sup.with(t.Context(), d, s, noChange); err == nil {
+			if err := d.with(t.Context(), s, noChange); err == nil {
 				t.Fatal("no error when the server fails")
 			}
-			if err := sup.with(t.Context(), d, s, noChange); err != nil {
+			if err := d.with(t.Context(), s, noChange); err != nil {
 				t.Fatal(err)
 			}
 			mu.Lock()
@@ -128,19 +122,19 @@ func TestADeviceIsRestoredAgain(t *testing.T) {
 // A device can be removed after it has ended by itself, because its link was deleted, and
 // before the server has reported that.
 func TestADeviceIsRemovedThatHasEnded(t *testing.T) {
-	sup, d := newTestDevice(t)
+	d := newTestDevice(t)
 	asked := make(chan string, 10)
 	d.server = serverThat(t, func(op string, _ control.Files) error {
 		asked <- op
 		return fmt.Errorf("device %q: %w", d.name, unix.ENODEV)
 	})
-	if err := sup.remove(t.Context(), d); err != nil {
+	if err := d.remove(t.Context()); err != nil {
 		t.Errorf("remove: %v", err)
 	}
 	if op := <-asked; op != opClose {
 		t.Errorf("the first request is %s, want %s", op, opClose)
 	}
-	if sup.device(d.name) != nil {
+	if d.all.find(d.name) != nil {
 		t.Error("the supervisor still has the device")
 	}
 }

@@ -86,7 +86,7 @@ func (s *deviceServer) handle(m control.Message, files *control.Files) error {
 		if err := d.dev.Up(); err != nil {
 			return fmt.Errorf("open UDP sockets: %w", err)
 		}
-	case opGreet:
+	case opReconnect:
 		d.toReconnect = append(d.toReconnect, parseKeys(m.Keys)...)
 	case opHandshake:
 		d.handshake(m.Keys)
@@ -97,12 +97,7 @@ func (s *deviceServer) handle(m control.Message, files *control.Files) error {
 	case opTakeOver:
 		return s.takeOver(d, files)
 	case opClose:
-		s.mu.Lock()
-		delete(s.devices, m.Name)
-		s.mu.Unlock()
-		d.closing.Store(true)
-		d.dev.Close()
-		d.release()
+		s.close(d)
 	default:
 		return fmt.Errorf("unknown request %q", m.Op)
 	}
@@ -184,13 +179,22 @@ func (s *deviceServer) sendSockets(name string, port int, sockets []*os.File) {
 	}
 }
 
+// takeFile returns the descriptor of a request, which the caller closes.
+func takeFile(files *control.Files, name string) (*os.File, error) {
+	if len(*files) != 1 {
+		return nil, fmt.Errorf("got %d descriptors, want one: %s", len(*files), name)
+	}
+	file := os.NewFile(uintptr((*files)[0]), name)
+	*files = nil
+	return file, nil
+}
+
 // serveUAPI answers the UAPI requests of a socket.
 func (s *deviceServer) serveUAPI(d *serverDevice, files *control.Files) error {
-	if len(*files) != 1 {
-		return errors.New("no socket")
+	file, err := takeFile(files, "uapi")
+	if err != nil {
+		return err
 	}
-	file := os.NewFile(uintptr((*files)[0]), "uapi")
-	*files = nil
 	conn, err := net.FileConn(file)
 	_ = file.Close()
 	if err != nil {
@@ -198,6 +202,62 @@ func (s *deviceServer) serveUAPI(d *serverDevice, files *control.Files) error {
 	}
 	s.wg.Go(func() { window.Answer(d.dev, conn) })
 	return nil
+}
+
+// side returns the device as one side of a hand-over, over the socket in files.
+func (s *deviceServer) side(d *serverDevice, files *control.Files) (handover.Side, error) {
+	file, err := takeFile(files, "pair")
+	if err != nil {
+		return handover.Side{}, err
+	}
+	pair, err := handover.Conn(file)
+	return handover.Side{
+		Device: d.dev, Bind: d.bind, Tun: d.tun, Pair: pair,
+		Limits: handover.DefaultLimits, Log: s.log.With("device", d.name),
+	}, err
+}
+
+// handOver hands over a device and closes it.
+func (s *deviceServer) handOver(d *serverDevice, files *control.Files) error {
+	d.stopTask() // reconnect, or the end of a takeover by this process
+	side, err := s.side(d, files)
+	if err != nil {
+		return err
+	}
+	if err := handover.HandOver(background, side, func() {}); err != nil {
+		return err
+	}
+	s.close(d)
+	return nil
+}
+
+// takeOver takes over a device, and returns when this process serves it.
+func (s *deviceServer) takeOver(d *serverDevice, files *control.Files) error {
+	side, err := s.side(d, files)
+	if err != nil {
+		return err
+	}
+	owned, ended := make(chan struct{}), make(chan error, 1)
+	d.startTask(&s.wg, func(ctx context.Context) { ended <- handover.TakeOver(ctx, side, func() { close(owned) }) })
+	select {
+	case <-owned:
+		return nil
+	case err := <-ended:
+		if err != nil {
+			return fmt.Errorf("device %s: %w", d.name, err)
+		}
+		return nil
+	}
+}
+
+// close closes a device.
+func (s *deviceServer) close(d *serverDevice) {
+	s.mu.Lock()
+	delete(s.devices, d.name)
+	s.mu.Unlock()
+	d.closing.Store(true)
+	d.dev.Close()
+	d.release()
 }
 
 // parseKeys returns the valid keys, in the same order.

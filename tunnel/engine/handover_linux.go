@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"sync"
 	"time"
@@ -16,13 +17,26 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/handover"
 )
 
-// takeovers is the state of takeovers by other engines. It is guarded by the supervisor's mu.
-type takeovers struct {
-	successor *control.Conn // engine that takes over now; nil: none
-	takenOver bool          // the successor has all devices
-	failures  int           // successors that ended before they had all devices
-	standby   *control.Conn // engine that stands by
-	handovers sync.WaitGroup
+// handovers is the old engine's side of a takeover: it decides which devices the new engine
+// gets, and when this engine ends.
+type handovers struct {
+	devices *devices
+	log     *slog.Logger
+	ctx     context.Context // of this engine
+	end     func()          // ends it
+	running sync.WaitGroup  // hand-overs of single devices
+
+	mu        sync.Mutex
+	newEngine *control.Conn            // takes over now; nil: none
+	completed bool                     // it has all devices
+	failures  int                      // new engines that ended before
+	standby   *control.Conn            // of an engine that stands by; nil: none
+	confirmed map[string]chan struct{} // by device; closed when the new engine has it
+	changed   chan struct{}            // closed and replaced when newEngine changes
+}
+
+func newHandovers(ctx context.Context, d *devices, end func()) *handovers {
+	return &handovers{devices: d, log: d.log, ctx: ctx, end: end, confirmed: make(map[string]chan struct{}), changed: make(chan struct{})}
 }
 
 const (
@@ -35,97 +49,81 @@ const (
 	takeoverStartTimeout = helloTimeout
 )
 
-var (
-	errNotTakeover = errors.New("request isn't part of a takeover")
-	errTakeover    = errors.New("another engine is taking over")
-)
+var errTakeover = errors.New("another engine is taking over")
 
 // mayChange returns an error during a takeover, in which devices can't be changed.
-func (sup *supervisor) mayChange() error {
-	sup.mu.Lock()
-	defer sup.mu.Unlock()
-	if sup.successor != nil {
+func (h *handovers) mayChange() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.newEngine != nil {
 		return errTakeover
 	}
 	return nil
 }
 
-// handleTakeover carries out requests of another engine. It returns errNotTakeover for other
-// requests.
-func (sup *supervisor) handleTakeover(c *control.Conn, m control.Message) (control.Message, control.Files, error) {
-	switch m.Op {
-	case control.BeginTakeover:
-		if err := sup.beginTakeover(c); err != nil {
-			return control.Message{}, nil, err
-		}
-		ctx, cancel := context.WithTimeout(sup.ctx, requestTimeout)
-		defer cancel()
-		answer, err := sup.answer(control.Message{Op: control.List}, new(control.Files))
-		return answer, nil, errors.Join(err, ctx.Err())
-	case control.HandOver:
-		return sup.handOverDevice(c, sup.device(m.Name))
-	case control.TakenOver:
-		return control.Message{}, nil, sup.confirmTakeover(c, m.Name)
-	case control.Standby:
-		sup.mu.Lock()
-		defer sup.mu.Unlock()
-		sup.standby = c
-		sup.log.Info("another engine stands by")
-		return control.Message{}, nil, nil
-	}
-	return control.Message{}, nil, errNotTakeover
+// standBy registers an engine that stands by.
+func (h *handovers) standBy(c *control.Conn) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.standby = c
+	h.log.Info("another engine stands by")
 }
 
-// beginTakeover begins a takeover, which lasts as long as the connection.
-func (sup *supervisor) beginTakeover(c *control.Conn) error {
-	sup.mu.Lock()
-	defer sup.mu.Unlock()
-	if sup.successor != nil {
+// begin begins a takeover, which lasts as long as the connection.
+func (h *handovers) begin(c *control.Conn) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.newEngine != nil {
 		return errTakeover
 	}
-	sup.successor = c
-	sup.notify()
-	sup.log.Info("another engine takes over")
-	sup.wg.Go(func() {
+	h.setNewEngine(c)
+	h.log.Info("another engine takes over")
+	h.devices.wg.Go(func() {
 		<-c.Done()
-		sup.mu.Lock()
-		defer sup.mu.Unlock()
-		if !sup.takenOver {
-			sup.successor = nil
-			sup.failures++
-			sup.notify()
-			sup.log.Warn("takeover failed, because the other engine has ended: still serving")
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if !h.completed {
+			h.failures++
+			h.setNewEngine(nil)
+			h.log.Warn("takeover failed, because the other engine has ended: still serving")
 		}
 	})
 	return nil
 }
 
-// handOverDevice starts the hand-over of a device, and returns the device's handoverState.
-func (sup *supervisor) handOverDevice(c *control.Conn, d *deviceState) (answer control.Message, files control.Files, err error) {
-	sup.mu.Lock()
-	may := sup.successor == c
-	sup.mu.Unlock()
-	if !may || d == nil {
+// setNewEngine sets newEngine. The caller has locked h.mu.
+func (h *handovers) setNewEngine(c *control.Conn) {
+	h.newEngine = c
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+// handOver starts the hand-over of a device, and returns the device's handoverState.
+func (h *handovers) handOver(c *control.Conn, d *deviceState) (answer control.Message, files control.Files, err error) {
+	h.mu.Lock()
+	may := h.newEngine == c && d != nil
+	if may {
+		h.running.Add(1)
+	}
+	h.mu.Unlock()
+	if !may {
 		return answer, nil, unix.ENODEV
 	}
 	ctx, cancel := context.WithTimeout(d.ctx, handoverTimeout)
 	began := make(chan error, 1)
-	sup.mu.Lock()
-	sup.handovers.Add(1)
-	sup.mu.Unlock()
-	sup.wg.Go(func() {
-		defer sup.handovers.Done()
+	h.devices.wg.Go(func() {
+		defer h.running.Done()
 		defer cancel()
-		err := sup.withServer(ctx, d, func(s *server) error {
+		err := d.withServer(ctx, func(s *server) error {
 			ours, theirs, err := handover.Pair()
 			if err != nil {
 				return err
 			}
 			defer func() { _ = ours.Close() }()
-			answer, files, err = sup.handoverState(d, theirs)
+			answer, files, err = d.handoverState(theirs)
 			if err == nil {
 				began <- nil
-				sup.runHandover(ctx, c, d, s, ours)
+				h.run(ctx, c, d, s, ours)
 			}
 			return err
 		})
@@ -139,9 +137,9 @@ func (sup *supervisor) handOverDevice(c *control.Conn, d *deviceState) (answer c
 
 // handoverState returns the answer to [control.HandOver]: configuration, sockets and TUN of a
 // device, and an end of the pair. The caller has locked d.configuring.
-func (sup *supervisor) handoverState(d *deviceState, pair *os.File) (control.Message, control.Files, error) {
+func (d *deviceState) handoverState(pair *os.File) (control.Message, control.Files, error) {
 	defer func() { _ = pair.Close() }()
-	files, port, err := sup.duplicates(d)
+	files, port, err := d.duplicates()
 	if err != nil {
 		return control.Message{}, nil, err
 	}
@@ -160,21 +158,21 @@ func (sup *supervisor) handoverState(d *deviceState, pair *os.File) (control.Mes
 	return m, append(control.Files{config, end}, files...), nil
 }
 
-// runHandover makes the server hand over a device, and drops the device when the other engine
-// has it. The caller has locked d.configuring.
-func (sup *supervisor) runHandover(ctx context.Context, c *control.Conn, d *deviceState, s *server, pair *os.File) {
+// run makes the server hand over a device, and drops the device when the new engine has it.
+// The caller has locked d.configuring.
+func (h *handovers) run(ctx context.Context, c *control.Conn, d *deviceState, s *server, pair *os.File) {
 	confirmed := make(chan struct{})
-	sup.mu.Lock()
-	d.confirmed = confirmed
-	sup.mu.Unlock()
+	h.mu.Lock()
+	h.confirmed[d.name] = confirmed
+	h.mu.Unlock()
 	fd, err := duplicateFile(pair)
 	if err == nil {
 		_ = pair.Close()
-		_, _, err = s.conn.Ask(ctx, control.Message{Op: opHandOver, Name: d.name}, fd)
+		err = s.ask(ctx, control.Message{Op: opHandOver, Name: d.name}, fd)
 		_ = unix.Close(fd)
 	}
 	if err != nil && s.gone() {
-		// The other engine confirms if it could complete the takeover without this server.
+		// The new engine confirms if it could complete the takeover without this server.
 		select {
 		case <-confirmed:
 			err = nil
@@ -186,63 +184,81 @@ func (sup *supervisor) runHandover(ctx context.Context, c *control.Conn, d *devi
 		d.log.Warn("still serving: the hand-over failed", "err", err)
 		return
 	}
-	sup.mu.Lock()
-	defer sup.mu.Unlock()
-	if sup.devices[d.name] == d {
-		sup.dropDevice(d)
+	if d.drop() {
 		d.log.Info("handed over")
 	}
 }
 
-// confirmTakeover handles [control.TakenOver].
-func (sup *supervisor) confirmTakeover(c *control.Conn, name string) error {
-	sup.mu.Lock()
-	defer sup.mu.Unlock()
-	if sup.successor != c {
+// confirm handles [control.TakenOver].
+func (h *handovers) confirm(c *control.Conn, device string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.newEngine != c {
 		return unix.EPERM
 	}
-	if name != "" {
-		if d := sup.devices[name]; d != nil && d.confirmed != nil {
-			close(d.confirmed)
-			d.confirmed = nil
-		}
+	if device != "" {
+		h.closeConfirmed(device)
 		return nil
 	}
-	sup.takenOver = true
-	for _, d := range sup.devices {
-		if d.confirmed != nil { // not taken over: the device ends with this engine
-			close(d.confirmed)
-			d.confirmed = nil
-		}
+	h.completed = true
+	for device := range h.confirmed { // not taken over: the device ends with this engine
+		h.closeConfirmed(device)
 	}
-	sup.wg.Go(func() {
-		sup.handovers.Wait()
-		sup.end()
+	h.devices.wg.Go(func() {
+		h.running.Wait()
+		h.end()
 	})
 	return nil
 }
 
-// awaitTakeover waits for the end of a takeover that is in progress, or asks the engine that
-// stands by to take over. It gives up after two failed attempts.
-func (sup *supervisor) awaitTakeover() {
-	ctx, cancel := context.WithTimeout(sup.ctx, shutdownTimeout)
+func (h *handovers) closeConfirmed(device string) {
+	if confirmed := h.confirmed[device]; confirmed != nil {
+		close(confirmed)
+		delete(h.confirmed, device)
+	}
+}
+
+// isComplete reports whether another engine has all devices.
+func (h *handovers) isComplete() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.completed
+}
+
+// replaced ends this engine after another one has replaced the control socket, as if that had
+// taken over all devices. It returns false during a takeover.
+func (h *handovers) replaced() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.newEngine != nil {
+		return false
+	}
+	h.completed = true
+	h.end()
+	return true
+}
+
+// await waits for the end of a takeover that is in progress, or asks the engine that stands by
+// to take over. It gives up after two failed attempts.
+func (h *handovers) await() {
+	ctx, cancel := context.WithTimeout(h.ctx, shutdownTimeout)
 	defer cancel()
-	sup.mu.Lock()
-	successor, standby, failures := sup.successor, sup.standby, sup.failures
-	sup.mu.Unlock()
-	if successor == nil && (standby == nil || standby.Notify(control.Message{Op: control.RequestTakeover}) != nil) {
+	h.mu.Lock()
+	newEngine, standby, failures := h.newEngine, h.standby, h.failures
+	h.mu.Unlock()
+	if newEngine == nil && (standby == nil || standby.Notify(control.Message{Op: control.RequestTakeover}) != nil) {
 		return
 	}
-	sup.log.Info("waiting for the takeover by another engine before ending")
+	h.log.Info("waiting for the takeover by another engine before ending")
 	for waiting := true; waiting; {
-		sup.mu.Lock()
-		successor, failed, changed := sup.successor, sup.failures == failures+2, sup.changed
-		sup.mu.Unlock()
+		h.mu.Lock()
+		newEngine, failed, changed := h.newEngine, h.failures == failures+2, h.changed
+		h.mu.Unlock()
 		if failed {
 			break
 		}
 		var timeout <-chan time.Time
-		if successor == nil {
+		if newEngine == nil {
 			timeout = time.After(takeoverStartTimeout)
 		}
 		select {
@@ -253,8 +269,8 @@ func (sup *supervisor) awaitTakeover() {
 			waiting = false
 		}
 	}
-	if sup.ctx.Err() == nil {
-		sup.log.Warn("no takeover by the other engine: ending")
+	if h.ctx.Err() == nil {
+		h.log.Warn("no takeover by the other engine: ending")
 	}
 }
 

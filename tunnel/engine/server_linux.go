@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -25,12 +26,12 @@ const (
 	opOpen      = "open"      // descriptors of the TUN and of UDP sockets: create the device, down
 	opUAPI      = "uapi"      // descriptor of a socket: answer UAPI requests from it
 	opUp        = "up"        // open UDP sockets
-	opGreet     = "greet"     // Keys: peers that had sessions, with which opStart begins handshakes
+	opReconnect = "reconnect" // Keys: peers that had sessions, with which opStart begins handshakes
 	opHandshake = "handshake" // Keys: begin handshakes with these peers, which have sessions
 	opStart     = "start"     // begin handshakes, then read the TUN
 	opClose     = "close"     // close the device
-	opHandOver  = "give"      // descriptor of a pair: hand over the device and close it
-	opTakeOver  = "take"      // descriptor of a pair: take over the device
+	opHandOver  = "hand over" // descriptor of a pair: hand over the device and close it
+	opTakeOver  = "take over" // descriptor of a pair: take over the device
 )
 
 // opSockets is a request of the serving process, which waits for the answer: Port and the
@@ -46,6 +47,12 @@ type server struct {
 }
 
 func (s *server) gone() bool { return s.conn.Err() != nil }
+
+// ask sends a request, and waits for its response, which is empty.
+func (s *server) ask(ctx context.Context, m control.Message, files ...int) error {
+	_, _, err := s.conn.Ask(ctx, m, files...)
+	return err
+}
 
 // goneSoon reports whether the process ends within a second: a failed request may be the
 // first sign of it.
@@ -75,7 +82,7 @@ func (sup *supervisor) superviseServer() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	deaths := 0
-	for sup.waitDevices() {
+	for sup.devices.wait() {
 		began := time.Now()
 		ready, err := sup.runServer()
 		switch {
@@ -95,23 +102,6 @@ func (sup *supervisor) superviseServer() {
 		select {
 		case <-sup.ctx.Done():
 		case <-time.After(pause):
-		}
-	}
-}
-
-// waitDevices waits until there are devices. It returns false when the supervisor ends.
-func (sup *supervisor) waitDevices() bool {
-	for {
-		sup.mu.Lock()
-		n, changed := len(sup.devices), sup.changed
-		sup.mu.Unlock()
-		if n > 0 {
-			return sup.ctx.Err() == nil
-		}
-		select {
-		case <-changed:
-		case <-sup.ctx.Done():
-			return false
 		}
 	}
 }
@@ -145,11 +135,11 @@ func (sup *supervisor) runServer() (ready bool, err error) {
 	}
 	s.process = cmd.Process
 	s.conn.Start()
-	sup.setServer(s)
-	sup.wg.Go(func() { sup.restoreAll(ctx, s) })
+	sup.devices.setServer(s)
+	sup.wg.Go(func() { sup.devices.restore(ctx, s) })
 	err = cmd.Wait()
 	stopped := ctx.Err() != nil
-	sup.setServer(nil)
+	sup.devices.setServer(nil)
 	s.conn.Close()
 	if stopped {
 		return true, nil
@@ -176,160 +166,32 @@ func socketpair() (*net.UnixConn, *os.File, error) {
 	return conn.(*net.UnixConn), theirs, nil
 }
 
-func (sup *supervisor) setServer(s *server) {
-	sup.mu.Lock()
-	defer sup.mu.Unlock()
-	sup.server = s
-	sup.notify()
-}
-
-// restoreAll restores all devices concurrently on a new server.
-func (sup *supervisor) restoreAll(ctx context.Context, s *server) {
-	failed := make(chan bool)
-	devices := sup.list()
-	for _, d := range devices {
-		sup.wg.Go(func() {
-			limited, cancel := context.WithTimeout(ctx, requestTimeout)
-			defer cancel()
-			err := sup.with(limited, d, s, noChange)
-			if err != nil && d.ctx.Err() == nil && ctx.Err() == nil {
-				d.log.Warn("restoring the device on the server failed", "err", err)
-			}
-			failed <- err != nil
-		})
-	}
-	ready := true
-	for range devices {
-		ready = !<-failed && ready
-	}
-	s.ready.Store(ready)
-}
-
 // handleServer handles messages of the serving process.
 func (sup *supervisor) handleServer(s *server, m control.Message, files control.Files) {
 	if m.Op == opSockets {
-		sup.setSockets(m.Name, m.Port, files)
+		sup.devices.setSockets(m.Name, m.Port, files)
 		return
 	}
 	files.Close()
 	// Another device may have the name by now.
-	if d := sup.device(m.Name); d != nil && d.index == m.Index && m.Op == control.Died {
-		sup.deviceDied(d, s)
+	if d := sup.devices.find(m.Name); d != nil && d.index == m.Index && m.Op == control.Died {
+		d.endedOn(s)
 	}
 }
 
-// endDevice closes a device of the process. It returns nil if device or process have ended.
-func (s *server) endDevice(ctx context.Context, name string) error {
-	_, _, err := s.conn.Ask(ctx, control.Message{Op: opClose, Name: name})
+// closeDevice closes a device of the process. It returns nil if device or process have ended.
+func (s *server) closeDevice(ctx context.Context, name string) error {
+	err := s.ask(ctx, control.Message{Op: opClose, Name: name})
 	if errors.Is(err, unix.ENODEV) || s.gone() {
 		return nil
 	}
 	return err
 }
 
-// deviceDied handles a device that ended by itself, because its link was deleted or a read
-// failed.
-func (sup *supervisor) deviceDied(d *deviceState, s *server) {
-	d.configuring.Lock()
-	defer d.configuring.Unlock()
-	if d.server != s || sup.dropIfGone(d) || d.ctx.Err() != nil {
-		return
-	}
-	d.log.Warn("reading the link failed: serving it again")
-	d.server = nil // The monitor restores it.
-	d.ready.Store(nil)
-}
-
-// dropIfGone drops a device whose link doesn't exist any more, and notifies all clients.
-// The caller has locked d.configuring.
-func (sup *supervisor) dropIfGone(d *deviceState) bool {
-	sup.mu.Lock()
-	defer sup.mu.Unlock()
-	if sup.devices[d.name] != d || checkTUN(d.tun, d.name) == nil {
-		return false
-	}
-	sup.dropDevice(d)
-	d.log.Warn("link is gone or broken")
-	for c := range sup.clients {
-		sup.wg.Go(func() {
-			if err := c.Notify(control.Message{Op: control.Died, Name: d.name, Index: d.index}); err != nil {
-				c.Hangup()
-			}
-		})
-	}
-	return true
-}
-
-const (
-	// monitorPause is the least pause between two rounds of monitor.
-	monitorPause = 2 * time.Second
-	// maxMonitorPause bounds the pause, in which a hanging server isn't noticed.
-	maxMonitorPause = 20 * time.Second
-)
-
-// pauseAfter returns the pause after a round of that duration: monitoring takes at most 1 %
-// of the time, within the bounds.
-func pauseAfter(took time.Duration) time.Duration {
-	return min(max(monitorPause, 100*took), maxMonitorPause)
-}
-
-// serverTimeout bounds the server's answer to the monitor; beyond it, the server hangs.
-const serverTimeout = 10 * time.Second
-
-// monitor reads endpoints and handshake times into the models, restores devices and the
-// control socket, and kills a server that doesn't answer.
-func (sup *supervisor) monitor() {
-	for pause := monitorPause; ; {
-		select {
-		case <-time.After(pause):
-		case <-sup.ctx.Done():
-			return
-		}
-		began := time.Now()
-		sup.ensureControlSocket()
-		for _, d := range sup.list() {
-			if err := sup.monitorDevice(d); err != nil && d.ctx.Err() == nil {
-				d.log.Warn("reading the state of peers failed", "err", err)
-			}
-		}
-		pause = pauseAfter(time.Since(began))
-	}
-}
-
-func (sup *supervisor) monitorDevice(d *deviceState) error {
-	s, err := sup.waitServer(d.ctx)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(d.ctx, serverTimeout)
-	defer cancel()
-	if !d.configuring.TryLock() {
-		// A request or a hand-over is in progress, which may take more than a minute. A
-		// server that runs answers at once that it has no device without a name.
-		if _, _, err = s.conn.Ask(ctx, control.Message{Op: opUAPI}); timedOut(err) {
-			return errors.Join(err, s.process.Kill())
-		}
-		return nil
-	}
-	defer d.configuring.Unlock()
-	err = sup.restore(ctx, d, s)
-	if err == nil {
-		err = s.exchange(ctx, d, getRequest, d.model.observe)
-	}
-	if timedOut(err) {
-		_ = s.process.Kill()
-	}
-	if err != nil && sup.dropIfGone(d) {
-		return nil
-	}
-	return err
-}
-
-func timedOut(err error) bool {
-	return errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded)
-}
-
 var getRequest = []byte("get=1\n\n")
+
+// answerOK is the response to a "set" request that was carried out.
+const answerOK = "errno=0\n\n"
 
 // exchange sends a UAPI request of a device, and calls read with the response.
 func (s *server) exchange(ctx context.Context, d *deviceState, request []byte, read func(io.Reader) error) error {
@@ -339,7 +201,7 @@ func (s *server) exchange(ctx context.Context, d *deviceState, request []byte, r
 	}
 	ours := os.NewFile(uintptr(fds[0]), "uapi")
 	defer func() { _ = ours.Close() }()
-	_, _, err = s.conn.Ask(ctx, control.Message{Op: opUAPI, Name: d.name}, fds[1])
+	err = s.ask(ctx, control.Message{Op: opUAPI, Name: d.name}, fds[1])
 	_ = unix.Close(fds[1])
 	if err != nil {
 		return err
@@ -384,30 +246,16 @@ func (s *server) uapi(ctx context.Context, d *deviceState, request []byte) (answ
 	return answer, err
 }
 
-func (s *server) up(ctx context.Context, d *deviceState) error {
-	_, _, err := s.conn.Ask(ctx, control.Message{Op: opUp, Name: d.name})
-	return err
-}
-
-// handshake begins handshakes with peers, which retain their sessions.
-func (s *server) handshake(ctx context.Context, d *deviceState, keys []string) error {
-	_, _, err := s.conn.Ask(ctx, control.Message{Op: opHandshake, Name: d.name, Keys: keys})
-	return err
-}
-
-// greet begins handshakes with peers that had sessions, and then reads the TUN.
-func (s *server) greet(ctx context.Context, d *deviceState, keys []key) error {
-	for len(keys) > 0 {
-		n := min(len(keys), control.MaxKeys)
-		m := control.Message{Op: opGreet, Name: d.name}
-		for _, k := range keys[:n] {
+// reconnect begins handshakes with peers that had sessions, and then reads the TUN.
+func (s *server) reconnect(ctx context.Context, device string, keys []key) error {
+	for some := range slices.Chunk(keys, control.MaxKeys) {
+		m := control.Message{Op: opReconnect, Name: device}
+		for _, k := range some {
 			m.Keys = append(m.Keys, hex.EncodeToString(k[:]))
 		}
-		if _, _, err := s.conn.Ask(ctx, m); err != nil {
+		if err := s.ask(ctx, m); err != nil {
 			return err
 		}
-		keys = keys[n:]
 	}
-	_, _, err := s.conn.Ask(ctx, control.Message{Op: opStart, Name: d.name})
-	return err
+	return s.ask(ctx, control.Message{Op: opStart, Name: device})
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -30,38 +29,34 @@ type Config struct {
 
 const (
 	maxClients = 256
-	maxDevices = 256
 	// requestTimeout bounds a request, with the time in which it waits for the next server.
 	requestTimeout = 20 * time.Second
 	// acceptPause is the pause after accept failed.
 	acceptPause = 100 * time.Millisecond
 )
 
-// supervisor owns the descriptors and configurations that must survive the serving
-// process. It handles no packets.
+// supervisor answers clients of the control socket, and runs the serving process. It handles no
+// packets.
 type supervisor struct {
-	cfg Config
-	log *slog.Logger
-	wg  sync.WaitGroup
-	end func() // ends Run
-	ctx context.Context
+	cfg       Config
+	log       *slog.Logger
+	wg        sync.WaitGroup
+	end       func() // ends Run
+	ctx       context.Context
+	devices   *devices
+	handovers *handovers
 
 	mu       sync.Mutex
 	listener *control.Listener // of the control socket; nil until Run has it
-	devices  map[string]*deviceState
 	clients  map[*control.Conn]bool
-	server   *server // nil: none runs
-	takeovers
-	changed chan struct{} // closed and replaced when devices, server or takeovers change
 }
 
 // newSupervisor returns a supervisor that runs until ctx ends.
 func newSupervisor(ctx context.Context, cfg Config) *supervisor {
-	sup := &supervisor{
-		cfg: cfg, log: cfg.Logger,
-		devices: make(map[string]*deviceState), clients: make(map[*control.Conn]bool), changed: make(chan struct{}),
-	}
+	sup := &supervisor{cfg: cfg, log: cfg.Logger, clients: make(map[*control.Conn]bool)}
 	sup.ctx, sup.end = context.WithCancel(ctx)
+	sup.devices = newDevices(sup.ctx, cfg.Logger, &sup.wg, sup.notifyDied)
+	sup.handovers = newHandovers(sup.ctx, sup.devices, sup.end)
 	return sup
 }
 
@@ -75,46 +70,62 @@ func run(ctx context.Context, cfg Config) (takenOver bool, err error) {
 		sup.log.Info("removed incomplete sockets of an earlier process", "files", removed, "err", err)
 	}
 	sup.wg.Go(sup.superviseServer)
-	sup.wg.Go(sup.monitor)
+	sup.wg.Go(func() { sup.devices.monitor(sup.ensureControlSocket) })
 	listener, err := sup.takeOverOrListen(ctx)
 	if err == nil {
 		sup.log.Info("starting", "version", cfg.Build, "socket", control.Path)
-		sup.mu.Lock()
-		sup.listener = listener
-		sup.mu.Unlock()
-		sup.wg.Go(func() { sup.accept(listener, sup.client) })
+		sup.serveClients(listener)
 		select {
 		case <-sup.ctx.Done():
 		case <-ctx.Done():
-			sup.awaitTakeover()
+			sup.handovers.await()
 		}
 		sup.log.Info("ending")
 	}
 	sup.end()
+	sup.devices.drop()
 	sup.mu.Lock()
 	if sup.listener != nil {
 		err = errors.Join(err, sup.listener.Close())
-	}
-	takenOver = sup.takenOver
-	for _, d := range sup.devices {
-		sup.dropDevice(d)
 	}
 	for c := range sup.clients {
 		c.Hangup()
 	}
 	sup.mu.Unlock()
 	sup.wg.Wait()
-	return takenOver, err
+	return sup.handovers.isComplete(), err
 }
 
-// notify wakes the goroutines that wait for a change. The caller has locked sup.mu.
-func (sup *supervisor) notify() {
-	close(sup.changed)
-	sup.changed = make(chan struct{})
+// serveClients serves the control socket, instead of an earlier one, until the engine ends.
+func (sup *supervisor) serveClients(listener *control.Listener) {
+	sup.mu.Lock()
+	defer sup.mu.Unlock()
+	if sup.ctx.Err() != nil {
+		_ = listener.Close()
+		return
+	}
+	if sup.listener != nil {
+		_ = sup.listener.Close()
+	}
+	sup.listener = listener
+	sup.wg.Go(func() { accept(sup.ctx, listener, sup.client) })
 }
 
-// accept calls serve with each connection until the listener is closed.
-func (sup *supervisor) accept(listener *control.Listener, serve func(*net.UnixConn)) {
+// notifyDied notifies all clients that a device has ended by itself.
+func (sup *supervisor) notifyDied(d *deviceState) {
+	sup.mu.Lock()
+	defer sup.mu.Unlock()
+	for c := range sup.clients {
+		sup.wg.Go(func() {
+			if err := c.Notify(control.Message{Op: control.Died, Name: d.name, Index: d.index}); err != nil {
+				c.Hangup()
+			}
+		})
+	}
+}
+
+// accept calls serve with each connection until the listener is closed or ctx ends.
+func accept(ctx context.Context, listener *control.Listener, serve func(*net.UnixConn)) {
 	for {
 		conn, err := listener.AcceptUnix()
 		switch {
@@ -126,7 +137,7 @@ func (sup *supervisor) accept(listener *control.Listener, serve func(*net.UnixCo
 		}
 		// Other errors are temporary, for instance out of descriptors.
 		select {
-		case <-sup.ctx.Done():
+		case <-ctx.Done():
 			return
 		case <-time.After(acceptPause):
 		}
@@ -160,10 +171,7 @@ func (sup *supervisor) client(raw *net.UnixConn) {
 			defer c.Hangup()
 			return control.ErrorResponse(errors.New("the first message isn't a hello of this protocol version")), nil
 		}
-		answer, answerFiles, err := sup.handleTakeover(c, m)
-		if errors.Is(err, errNotTakeover) {
-			answer, err = sup.answer(m, &files)
-		}
+		answer, answerFiles, err := sup.answer(c, m, &files)
 		if err != nil {
 			return control.ErrorResponse(err), nil
 		}
@@ -200,65 +208,92 @@ func checkCaller(conn *net.UnixConn) error {
 
 // answer carries out a client's request. It removes the descriptors that it retains from
 // files.
-func (sup *supervisor) answer(m control.Message, files *control.Files) (control.Message, error) {
+func (sup *supervisor) answer(c *control.Conn, m control.Message, files *control.Files) (answer control.Message, answerFiles control.Files, err error) {
 	ctx, cancel := context.WithTimeout(sup.ctx, requestTimeout)
 	defer cancel()
 	switch m.Op {
 	case control.List:
-		sup.mu.Lock()
-		defer sup.mu.Unlock()
-		var list []control.Device
-		for _, d := range sup.devices {
-			list = append(list, control.Device{Name: d.name, Index: d.index})
-		}
-		slices.SortFunc(list, func(a, b control.Device) int { return strings.Compare(a.Name, b.Name) })
-		return control.Message{Devices: list}, nil
-	case control.Serve:
-		if err := sup.mayChange(); err != nil {
-			return control.Message{}, err
-		}
-		return control.Message{}, sup.serve(ctx, m, files)
+		answer.Devices = sup.list()
+		return answer, nil, nil
 	case control.End:
-		sup.mu.Lock()
-		defer sup.mu.Unlock()
-		if sup.cfg.Temporary && len(sup.devices) == 0 {
-			defer sup.end()
-			return control.Message{Changed: true}, nil
+		answer.Changed = sup.cfg.Temporary && sup.devices.ifNone(sup.end)
+		return answer, nil, nil
+	case control.BeginTakeover:
+		if err := sup.handovers.begin(c); err != nil {
+			return answer, nil, err
 		}
-		return control.Message{}, nil
+		answer.Devices = sup.list()
+		return answer, nil, nil
+	case control.HandOver:
+		return sup.handovers.handOver(c, sup.devices.find(m.Name))
+	case control.TakenOver:
+		return answer, nil, sup.handovers.confirm(c, m.Name)
+	case control.Standby:
+		sup.handovers.standBy(c)
+		return answer, nil, nil
 	}
-	if err := sup.mayChange(); err != nil {
+	if err := sup.handovers.mayChange(); err != nil {
 		if m.Op == control.Handshake {
-			err = nil // The engine that takes over begins handshakes with all peers.
+			err = nil // The new engine begins handshakes with all peers.
 		}
-		return control.Message{}, err
+		return answer, nil, err
 	}
-	d := sup.device(m.Name)
+	answer.Changed, err = sup.change(ctx, m, files)
+	return answer, nil, err
+}
+
+// change carries out a request that changes a device.
+func (sup *supervisor) change(ctx context.Context, m control.Message, files *control.Files) (changed bool, err error) {
+	if m.Op == control.Serve {
+		return false, sup.serve(ctx, m, files)
+	}
+	d := sup.devices.find(m.Name)
 	switch {
 	case m.Op == control.Remove && d == nil:
-		return control.Message{}, nil
+		return false, nil
 	case m.Op == control.Remove:
-		return control.Message{Changed: true}, sup.remove(ctx, d)
+		return true, d.remove(ctx)
 	case m.Op == control.Up && d != nil:
-		changed, err := sup.up(ctx, d)
-		return control.Message{Changed: changed}, err
+		return d.up(ctx)
 	case m.Op == control.Handshake && d != nil:
-		return control.Message{}, sup.withServer(ctx, d, func(s *server) error { return s.handshake(ctx, d, m.Keys) })
+		return false, d.withServer(ctx, func(s *server) error {
+			return s.ask(ctx, control.Message{Op: opHandshake, Name: d.name, Keys: m.Keys})
+		})
 	case m.Op == control.Up, m.Op == control.Handshake:
-		return control.Message{}, fmt.Errorf("device %q: %w", m.Name, unix.ENODEV)
+		return false, fmt.Errorf("device %q: %w", m.Name, unix.ENODEV)
 	}
-	return control.Message{}, fmt.Errorf("unknown request %q", m.Op)
+	return false, fmt.Errorf("unknown request %q", m.Op)
 }
 
-func (sup *supervisor) device(name string) *deviceState {
-	sup.mu.Lock()
-	defer sup.mu.Unlock()
-	return sup.devices[name]
+// list returns the devices in the order of their names.
+func (sup *supervisor) list() (list []control.Device) {
+	for _, d := range sup.devices.list() {
+		list = append(list, control.Device{Name: d.name, Index: d.index})
+	}
+	slices.SortFunc(list, func(a, b control.Device) int { return strings.Compare(a.Name, b.Name) })
+	return list
 }
 
-// list returns a snapshot of the devices.
-func (sup *supervisor) list() []*deviceState {
-	sup.mu.Lock()
-	defer sup.mu.Unlock()
-	return slices.Collect(maps.Values(sup.devices))
+// serve starts to serve a TUN link.
+func (sup *supervisor) serve(ctx context.Context, m control.Message, files *control.Files) error {
+	if len(*files) != 1 {
+		return fmt.Errorf("serve %q: got %d descriptors, want one of a TUN", m.Name, len(*files))
+	}
+	if err := checkTUN((*files)[0], m.Name); err != nil {
+		return fmt.Errorf("serve %q: %w", m.Name, err)
+	}
+	d := &deviceState{name: m.Name, index: m.Index, tun: (*files)[0]}
+	if err := sup.devices.add(d); err != nil {
+		return fmt.Errorf("serve %q: %w", m.Name, err)
+	}
+	*files = nil
+	d.log.Info("serving", "index", d.index)
+	err := d.listen(control.Listen)
+	if err == nil {
+		err = d.withServer(ctx, noChange)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("serve %q: %w", m.Name, err), d.remove(ctx))
+	}
+	return nil
 }

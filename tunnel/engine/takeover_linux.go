@@ -123,26 +123,18 @@ func (sup *supervisor) takeOverOrListen(ctx context.Context) (*control.Listener,
 // replaced it, because this one didn't answer, this engine drops its devices and stands by.
 func (sup *supervisor) ensureControlSocket() {
 	sup.mu.Lock()
-	lost := sup.listener != nil && sup.successor == nil && !sup.listener.InPlace()
+	lost := sup.listener != nil && !sup.listener.InPlace()
 	sup.mu.Unlock()
-	if !lost {
+	if !lost || sup.handovers.mayChange() != nil {
 		return
 	}
 	fresh, err := control.Listen(control.Path)
-	sup.mu.Lock()
-	defer sup.mu.Unlock()
 	switch {
-	case err == nil && sup.ctx.Err() == nil:
-		sup.log.Warn("restored the control socket after it was removed")
-		_ = sup.listener.Close()
-		sup.listener = fresh
-		sup.wg.Go(func() { sup.accept(fresh, sup.client) })
 	case err == nil:
-		_ = fresh.Close()
-	case errors.Is(err, control.ErrServed) && sup.successor == nil:
+		sup.log.Warn("restored the control socket after it was removed")
+		sup.serveClients(fresh)
+	case errors.Is(err, control.ErrServed) && sup.handovers.replaced():
 		sup.log.Warn("another engine has replaced the control socket: dropping all devices")
-		sup.takenOver = true
-		sup.end()
 	default:
 		sup.log.Warn("restoring the control socket failed", "err", err)
 	}
@@ -174,7 +166,7 @@ func (sup *supervisor) takeOver(ctx context.Context, c *control.Client) (*contro
 		return nil, err
 	}
 	if _, err := c.Ask(ctx, control.Message{Op: control.TakenOver}); err != nil {
-		sup.log.Warn("the previous engine has ended during the takeover", "err", err)
+		sup.log.Warn("the old engine has ended during the takeover", "err", err)
 	}
 	return listener, nil
 }
@@ -202,50 +194,38 @@ func (sup *supervisor) takeOverDevice(ctx context.Context, c *control.Client, na
 		return err
 	}
 	d := &deviceState{
-		name: name, index: answer.Index, log: sup.log.With("device", name),
-		model: newModel(), wantUp: true, port: uint16(answer.Port),
+		name: name, index: answer.Index, tun: files[0], sockets: files[1:], port: uint16(answer.Port), wantUp: true,
 	}
-	d.tun, d.sockets = files[0], files[1:]
-	files = nil
-	d.ctx, d.end = context.WithCancel(sup.ctx)
-	d.configuring.Lock()
+	d.configuring.Lock() // A server must not restore it.
 	defer d.configuring.Unlock()
-	sup.mu.Lock()
-	sup.devices[name] = d
-	sup.notify()
-	sup.mu.Unlock()
-	if err := sup.restoreOnTakeover(ctx, d, config, pair); err != nil {
-		sup.mu.Lock()
-		defer sup.mu.Unlock()
-		sup.dropDevice(d)
+	if err := sup.devices.add(d); err != nil {
+		return err
+	}
+	files = nil
+	if err := d.takeOver(ctx, config, pair); err != nil {
+		d.drop()
 		return err
 	}
 	if _, err := c.Ask(ctx, control.Message{Op: control.TakenOver, Name: name}); err != nil {
-		d.log.Warn("the previous engine has ended during the takeover", "err", err)
+		d.log.Warn("the old engine has ended during the takeover", "err", err)
 	}
 	return nil
 }
 
-// restoreOnTakeover makes the server take over a device, and replaces its UAPI socket. If it
-// returns an error, no process of this engine has the device's link open. The caller has
-// locked d.configuring.
-func (sup *supervisor) restoreOnTakeover(ctx context.Context, d *deviceState, config []byte, pair int) (err error) {
-	s, err := sup.waitServer(ctx)
+// takeOver makes the server take over a device, and replaces its UAPI socket. If it returns an
+// error, no process of this engine has the device's link open. The caller has locked
+// d.configuring.
+func (d *deviceState) takeOver(ctx context.Context, config []byte, pair int) (err error) {
+	s, err := d.all.waitServer(ctx)
 	if err != nil {
 		return err
 	}
-	duplicates, _, err := sup.duplicates(d)
-	if err != nil {
-		return err
-	}
-	_, _, err = s.conn.Ask(ctx, control.Message{Op: opOpen, Name: d.name, Index: d.index}, duplicates...)
-	duplicates.Close()
-	if err != nil {
+	if _, err := d.open(ctx, s); err != nil {
 		return err
 	}
 	defer func() { //nolint:contextcheck // The takeover's context may have ended.
 		if err != nil {
-			err = errors.Join(err, sup.closeOnServer(s, d))
+			err = errors.Join(err, d.closeOn(s))
 		}
 	}()
 	// config is one request, or two, see handoverState.
@@ -257,7 +237,7 @@ func (sup *supervisor) restoreOnTakeover(ctx context.Context, d *deviceState, co
 		if err != nil {
 			return err
 		}
-		if string(answer) != "errno=0\n\n" {
+		if string(answer) != answerOK {
 			return fmt.Errorf("apply the other engine's configuration: %q", answer)
 		}
 		_, lines, _ := bytes.Cut(request, []byte("\n"))
@@ -265,18 +245,10 @@ func (sup *supervisor) restoreOnTakeover(ctx context.Context, d *deviceState, co
 			return err
 		}
 	}
-	if _, _, err := s.conn.Ask(ctx, control.Message{Op: opTakeOver, Name: d.name}, pair); err != nil {
+	if err := s.ask(ctx, control.Message{Op: opTakeOver, Name: d.name}, pair); err != nil {
 		return err
 	}
 	d.server = s
 	d.ready.Store(s)
-	listener, err := control.Replace(control.DevicePath(d.name))
-	if err != nil {
-		return err
-	}
-	sup.mu.Lock()
-	d.listener = listener
-	sup.mu.Unlock()
-	sup.acceptUAPI(d, listener) //nolint:contextcheck // Its requests outlive the takeover.
-	return nil
+	return d.listen(control.Replace) //nolint:contextcheck // Its requests outlive the takeover.
 }

@@ -14,14 +14,28 @@ import (
 // maxRequest bounds a UAPI request, in bytes: some 50,000 peers.
 const maxRequest = 16 << 20
 
-// acceptUAPI serves a device's UAPI socket until it is closed.
-func (sup *supervisor) acceptUAPI(d *deviceState, listener *control.Listener) {
-	sup.wg.Go(func() { sup.accept(listener, func(c *net.UnixConn) { sup.uapi(d, c) }) })
+// listen creates the device's UAPI socket with create, and serves it until the device ends.
+func (d *deviceState) listen(create func(path string) (*control.Listener, error)) error {
+	listener, err := create(control.DevicePath(d.name))
+	if err != nil {
+		return err
+	}
+	d.all.mu.Lock()
+	defer d.all.mu.Unlock()
+	if d.ctx.Err() != nil {
+		return errors.Join(d.ctx.Err(), listener.Close())
+	}
+	if d.listener != nil {
+		_ = d.listener.Close()
+	}
+	d.listener = listener
+	d.all.wg.Go(func() { accept(d.ctx, listener, d.serveUAPI) })
+	return nil
 }
 
-// uapi answers the requests of one connection to a device's UAPI socket.
-func (sup *supervisor) uapi(d *deviceState, conn net.Conn) {
-	sup.wg.Go(func() {
+// serveUAPI answers the requests of one connection to the device's UAPI socket.
+func (d *deviceState) serveUAPI(conn *net.UnixConn) {
+	d.all.wg.Go(func() {
 		stop := context.AfterFunc(d.ctx, func() { _ = conn.Close() })
 		defer stop()
 		defer func() { _ = conn.Close() }()
@@ -34,7 +48,7 @@ func (sup *supervisor) uapi(d *deviceState, conn net.Conn) {
 				}
 				return
 			}
-			answer, err := sup.configure(d.ctx, d, request)
+			answer, err := d.configure(request)
 			if err != nil {
 				if d.ctx.Err() == nil {
 					d.log.Warn("answering a UAPI request failed", "err", err)
@@ -77,15 +91,15 @@ func readRequest(r *bufio.Reader) (request []byte, err error) {
 
 // configure sends a UAPI request to the server, applies changes to the model, and returns
 // the response.
-func (sup *supervisor) configure(ctx context.Context, d *deviceState, request []byte) (answer []byte, err error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+func (d *deviceState) configure(request []byte) (answer []byte, err error) {
+	ctx, cancel := context.WithTimeout(d.ctx, requestTimeout)
 	defer cancel()
 	changes := bytes.HasPrefix(request, []byte("set"))
 	ask := func(s *server) error {
 		if answer, err = s.uapi(ctx, d, request); err != nil || !changes {
 			return err
 		}
-		if bytes.HasSuffix(answer, []byte("errno=0\n\n")) {
+		if bytes.HasSuffix(answer, []byte(answerOK)) {
 			_, lines, _ := bytes.Cut(request, []byte("\n"))
 			if err = d.model.set(bytes.NewReader(lines)); err == nil {
 				return nil
@@ -95,12 +109,12 @@ func (sup *supervisor) configure(ctx context.Context, d *deviceState, request []
 		return s.exchange(ctx, d, getRequest, d.model.read)
 	}
 	if changes {
-		return answer, sup.withServer(ctx, d, ask)
+		return answer, d.withServer(ctx, ask)
 	}
 	// "get" requests don't lock d.configuring: changes and hand-overs may take long.
-	err = sup.retry(ctx, func(s *server) error {
+	err = d.all.retry(ctx, func(s *server) error {
 		if d.ready.Load() != s {
-			return sup.with(ctx, d, s, ask)
+			return d.with(ctx, s, ask)
 		}
 		return ask(s)
 	})
