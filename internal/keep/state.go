@@ -26,8 +26,9 @@ func (w *Writer[K]) Backlog() map[string]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	count, now := map[string]int{}, time.Now()
-	for _, j := range w.jobs {
-		if j.running || !j.asked.IsZero() && (j.failures > 0 || !j.asked.After(now)) {
+	for key, j := range w.jobs {
+		failing := j.tenant.retries.NumRequeues(key) > 0
+		if !j.started.IsZero() || !j.asked.IsZero() && (failing || !j.asked.After(now)) {
 			count[j.tenant.name]++
 		}
 	}
@@ -40,7 +41,7 @@ func (w *Writer[K]) Running(now time.Time) []time.Duration {
 	defer w.mu.Unlock()
 	var ages []time.Duration
 	for _, j := range w.jobs {
-		if j.running {
+		if !j.started.IsZero() {
 			ages = append(ages, now.Sub(j.started))
 		}
 	}
@@ -57,7 +58,7 @@ func (w *Writer[K]) Stuck(now time.Time) error {
 	}
 	var keys []string
 	for key, j := range w.jobs {
-		if j.running && now.Sub(j.started) > w.cfg.StuckAfter {
+		if !j.started.IsZero() && now.Sub(j.started) > w.cfg.StuckAfter {
 			keys = append(keys, fmt.Sprint(key))
 		}
 	}

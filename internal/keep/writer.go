@@ -8,9 +8,7 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
-
-	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
-	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"k8s.io/client-go/util/workqueue"
 )
 
 // Apply reconciles the objects of a key. It compares the desired and the observed state
@@ -42,6 +40,8 @@ const quiet = time.Minute
 const (
 	DefaultWorkers    = 8
 	DefaultTimeout    = 30 * time.Second
+	DefaultRetryMin   = 500 * time.Millisecond
+	DefaultRetryMax   = time.Minute
 	DefaultRetryRate  = rate.Limit(50)
 	DefaultStuckAfter = 2 * time.Minute
 )
@@ -64,16 +64,14 @@ type WriterConfig[K comparable] struct {
 	Spacing func(K) time.Duration
 	// Timeout is that of one Apply; 0: DefaultTimeout.
 	Timeout time.Duration
-	// RetryMin and RetryMax bound the back-off; 0: those of reconcile.Backoff. RetryRate
-	// is the maximum rate of retries per tenant and second; 0: DefaultRetryRate.
+	// RetryMin and RetryMax bound the back-off, which doubles; 0: DefaultRetryMin and
+	// DefaultRetryMax. RetryRate is the maximum rate of retries per tenant and second; 0:
+	// DefaultRetryRate.
 	RetryMin, RetryMax time.Duration
 	RetryRate          rate.Limit
 	// StuckAfter is the duration of one Apply after which Stuck returns an error; 0:
 	// DefaultStuckAfter.
 	StuckAfter time.Duration
-	// Kind returns the kind of an error. The first and the last error of a kind are logged.
-	// Nil: the reason of Kubernetes' API errors.
-	Kind func(error) string
 	// Observe, if set, is called with the outcome of each Apply, without a lock and before
 	// the next call for that key.
 	Observe func(Outcome[K])
@@ -89,23 +87,25 @@ type Outcome[K comparable] struct {
 	// Waited is the time since the key was due, without spacing and back-off.
 	Waited, Took time.Duration
 	Err          error
-	// Failures is the number of consecutive failures, including this one.
-	Failures int
 }
 
 // Writer calls Apply for added keys. It is for one term of a leader: Run is called once.
+//
+// Its queues are client-go's workqueue. A job has what that lacks: the end of a key's
+// back-off and spacing, before which Add doesn't queue it, since when it differs, and its
+// last error. The queues have no metrics provider, because it would need a name per tenant.
 type Writer[K comparable] struct {
-	cfg  WriterConfig[K]
-	wake chan struct{} // one slot
+	cfg     WriterConfig[K]
+	workers sync.WaitGroup
 
 	mu      sync.Mutex
-	seq     uint64
 	jobs    map[K]*job[K]
 	tenants map[string]*tenant[K]
+	start   func(*tenant[K]) // starts workers; nil: before Run
 	ended   bool
 }
 
-// NewWriter returns a writer. Keys may be added before Run.
+// NewWriter returns a writer. Keys may be added before Run, which must be called then.
 func NewWriter[K comparable](cfg WriterConfig[K]) *Writer[K] {
 	if cfg.Tenant == nil {
 		cfg.Tenant = func(K) string { return "" }
@@ -119,19 +119,22 @@ func NewWriter[K comparable](cfg WriterConfig[K]) *Writer[K] {
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = DefaultTimeout
 	}
+	if cfg.RetryMin <= 0 {
+		cfg.RetryMin = DefaultRetryMin
+	}
+	if cfg.RetryMax <= 0 {
+		cfg.RetryMax = DefaultRetryMax
+	}
 	if cfg.RetryRate <= 0 {
 		cfg.RetryRate = DefaultRetryRate
 	}
 	if cfg.StuckAfter <= 0 {
 		cfg.StuckAfter = DefaultStuckAfter
 	}
-	if cfg.Kind == nil {
-		cfg.Kind = reason
-	}
 	if cfg.Observe == nil {
 		cfg.Observe = func(Outcome[K]) {}
 	}
-	return &Writer[K]{cfg: cfg, wake: make(chan struct{}, 1), jobs: map[K]*job[K]{}, tenants: map[string]*tenant[K]{}}
+	return &Writer[K]{cfg: cfg, jobs: map[K]*job[K]{}, tenants: map[string]*tenant[K]{}}
 }
 
 // Add schedules Apply for keys, after spacing and back-off. A key whose Apply is running is
@@ -140,24 +143,22 @@ func (w *Writer[K]) Add(keys ...K) { w.AddAfter(0, keys...) }
 
 // AddAfter schedules Apply for keys after a wait, or earlier if they are added again.
 func (w *Writer[K]) AddAfter(wait time.Duration, keys ...K) {
-	now := time.Now()
+	due := time.Now().Add(wait)
 	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ended {
+		return
+	}
 	for _, key := range keys {
 		j := w.jobs[key]
 		if j == nil {
-			j = &job[K]{key: key, tenant: w.tenant(w.cfg.Tenant(key)), at: -1, backoff: reconcile.Backoff{Min: w.cfg.RetryMin, Max: w.cfg.RetryMax}}
+			j = &job[K]{tenant: w.tenant(w.cfg.Tenant(key))}
 			w.jobs[key] = j
 		}
-		w.ask(j, now.Add(wait))
-	}
-	w.mu.Unlock()
-	w.nudge()
-}
-
-func (w *Writer[K]) nudge() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
+		j.ask(due)
+		if j.started.IsZero() {
+			j.enqueue(key)
+		}
 	}
 }
 
@@ -165,175 +166,92 @@ func (w *Writer[K]) nudge() {
 func (w *Writer[K]) tenant(name string) *tenant[K] {
 	t := w.tenants[name]
 	if t == nil {
-		t = &tenant[K]{
-			name: name, retries: rate.NewLimiter(w.cfg.RetryRate, max(1, int(w.cfg.RetryRate))), kinds: map[string]int{},
-			failureLog: errlog.Log{
-				Logger: w.cfg.Logger.With("writes", w.cfg.Name, "cluster", name), Level: slog.LevelError, Quiet: quiet,
-				Failing: "write failed", Over: "writes recovered",
-				Kind: func(error) string { return "" }, // the key is the kind
-			},
-		}
-		t.healthy.workers, t.failing.workers = w.cfg.Workers, max(1, w.cfg.Workers/2)
+		t = newTenant(name, &w.cfg)
 		w.tenants[name] = t
+		if w.start != nil {
+			w.start(t)
+		}
 	}
 	return t
-}
-
-// ask schedules a job. Callers hold mu.
-func (w *Writer[K]) ask(j *job[K], due time.Time) {
-	if j.asked.IsZero() || due.Before(j.asked) {
-		j.asked = due
-	}
-	if j.since.IsZero() || due.Before(j.since) {
-		j.since = due
-	}
-	if !j.running {
-		w.queue(j)
-	}
-}
-
-// queue puts a job into the queue of its lane. Callers hold mu.
-func (w *Writer[K]) queue(j *job[K]) {
-	if j.at >= 0 {
-		j.lane.remove(j)
-	} else {
-		w.seq++
-		j.seq = w.seq
-	}
-	j.due = j.earliest
-	if j.asked.After(j.due) {
-		j.due = j.asked
-	}
-	l := &j.tenant.healthy
-	if j.failures > 0 {
-		l = &j.tenant.failing
-	}
-	l.put(j)
 }
 
 // Run calls Apply until ctx ends, and returns when all calls have returned. It must not be
 // called twice.
 func (w *Writer[K]) Run(ctx context.Context) error {
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.ended = true
-	}()
-	idle := make(chan *job[K]) // to idle workers
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+	w.mu.Lock()
+	w.start = func(t *tenant[K]) {
+		for range w.cfg.Workers {
+			w.workers.Go(func() { w.work(ctx, t.healthy) })
+		}
+		for range max(1, w.cfg.Workers/2) {
+			w.workers.Go(func() { w.work(ctx, t.failing) })
+		}
+	}
+	for _, t := range w.tenants {
+		w.start(t)
+	}
+	w.mu.Unlock()
+	<-ctx.Done()
+	w.mu.Lock()
+	w.ended = true
+	for _, t := range w.tenants {
+		t.healthy.ShutDown()
+		t.failing.ShutDown()
+	}
+	w.mu.Unlock()
+	w.workers.Wait()
+	return nil
+}
+
+func (w *Writer[K]) work(ctx context.Context, queue workqueue.TypedDelayingInterface[K]) {
 	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-w.wake:
-		case <-timer.C:
+		key, ended := queue.Get()
+		if ended {
+			return
 		}
-		now := time.Now()
-		jobs, next := w.take(now)
-		for _, j := range jobs {
-			select {
-			case idle <- j:
-			default:
-				running.Go(func() { w.work(ctx, j, idle) })
-			}
+		if j := w.begin(key, queue); j != nil {
+			w.run(ctx, key, j)
 		}
-		if !next.IsZero() {
-			timer.Reset(next.Sub(now))
-		}
+		queue.Done(key)
 	}
 }
 
-// take returns the jobs to start now, and when the next one is due. The zero time is never.
-func (w *Writer[K]) take(now time.Time) (start []*job[K], next time.Time) {
+// begin returns the job to run for a key of a queue; nil: none.
+func (w *Writer[K]) begin(key K, queue workqueue.TypedDelayingInterface[K]) *job[K] {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, t := range w.tenants {
-		for _, l := range []*lane[K]{&t.healthy, &t.failing} {
-			for len(l.waiting) > 0 && l.running < l.workers {
-				j := l.waiting[0]
-				if j.due.After(now) {
-					if next.IsZero() || j.due.Before(next) {
-						next = j.due
-					}
-					break
-				}
-				l.remove(j)
-				if j.asked.IsZero() {
-					// Its spacing is over, and it wasn't added again.
-					delete(w.jobs, j.key)
-					continue
-				}
-				l.running++
-				j.running, j.started, j.waited, j.asked = true, now, now.Sub(j.due), time.Time{}
-				start = append(start, j)
-			}
-		}
+	j, now := w.jobs[key], time.Now()
+	if w.ended || j == nil || !j.started.IsZero() || j.queue(key) != queue {
+		return nil
 	}
-	return start, next
-}
-
-// work runs a job, and further ones until ctx ends: a request needs more stack than a new
-// goroutine has, and growing it each time costs more than much of the work.
-func (w *Writer[K]) work(ctx context.Context, j *job[K], next <-chan *job[K]) {
-	for {
-		w.run(ctx, j)
-		select {
-		case <-ctx.Done():
-			return
-		case j = <-next:
-		}
+	switch due := j.due(); {
+	case due.After(now): // It was queued before spacing or back-off began.
+		j.enqueue(key)
+		return nil
+	case j.asked.IsZero(): // Its spacing is over, and it wasn't added again.
+		delete(w.jobs, key)
+		return nil
+	default:
+		j.started, j.waited, j.asked = now, now.Sub(due), time.Time{}
+		return j
 	}
 }
 
-func (w *Writer[K]) run(ctx context.Context, j *job[K]) {
+func (w *Writer[K]) run(ctx context.Context, key K, j *job[K]) {
 	bounded, cancel := context.WithTimeout(ctx, w.cfg.Timeout)
-	err := w.cfg.Apply(bounded, j.key)
+	err := w.cfg.Apply(bounded, key)
 	cancel()
 	// After ctx has ended, errors are most likely caused by that.
 	counts := ctx.Err() == nil
 	if counts {
-		outcome := Outcome[K]{Key: j.key, Tenant: j.tenant.name, Since: j.since, Waited: j.waited, Took: time.Since(j.started), Err: err}
-		if err != nil {
-			outcome.Failures = j.failures + 1
-		}
-		w.cfg.Observe(outcome)
+		w.cfg.Observe(Outcome[K]{Key: key, Tenant: j.tenant.name, Since: j.since, Waited: j.waited, Took: time.Since(j.started), Err: err})
 	}
-	spacing := w.cfg.Spacing(j.key)
+	spacing := w.cfg.Spacing(key)
 	w.mu.Lock()
-	j.lane.running--
-	j.running = false
+	defer w.mu.Unlock()
+	j.earliest, j.started = j.started.Add(spacing), time.Time{}
 	if counts {
-		w.finish(ctx, j, err, spacing)
+		j.finish(ctx, key, err)
+		j.enqueue(key)
 	}
-	w.mu.Unlock()
-	w.nudge()
-}
-
-// finish schedules the next run of a job. Callers hold mu.
-func (w *Writer[K]) finish(ctx context.Context, j *job[K], err error, spacing time.Duration) {
-	now := time.Now()
-	j.earliest = j.started.Add(spacing)
-	before := j.kind
-	j.kind = ""
-	if err == nil {
-		j.err, j.failures, j.since = nil, 0, j.asked
-		j.backoff.Reset()
-	} else {
-		j.failures++
-		wait := max(j.backoff.Next(), j.tenant.retries.ReserveN(now, 1).DelayFrom(now))
-		if again := now.Add(wait); again.After(j.earliest) {
-			j.earliest = again
-		}
-		if j.asked.IsZero() || j.earliest.Before(j.asked) {
-			j.asked = j.earliest
-		}
-		if !errors.Is(err, ErrOutdated) || j.failures > patience {
-			j.err, j.kind = err, w.cfg.Kind(err)
-		}
-	}
-	j.tenant.note(ctx, before, j, err)
-	w.queue(j)
 }
