@@ -9,8 +9,6 @@ import (
 	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/util/workqueue"
-
-	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 )
 
 // job is the state of one key.
@@ -39,8 +37,7 @@ type tenant[K comparable] struct {
 	// healthy has the keys whose last Apply succeeded, failing the others.
 	healthy, failing workqueue.TypedDelayingInterface[K]
 	retries          workqueue.TypedRateLimiter[K]
-	failureLog       errlog.Log     // by kind: thousands of keys that fail for one reason make one line
-	kinds            map[string]int // how many keys fail for each
+	failures         kinds
 }
 
 func newTenant[K comparable](name string, cfg *WriterConfig[K]) *tenant[K] {
@@ -50,16 +47,11 @@ func newTenant[K comparable](name string, cfg *WriterConfig[K]) *tenant[K] {
 			workqueue.NewTypedItemExponentialFailureRateLimiter[K](cfg.RetryMin, cfg.RetryMax),
 			&workqueue.TypedBucketRateLimiter[K]{Limiter: rate.NewLimiter(cfg.RetryRate, max(1, int(cfg.RetryRate)))},
 		),
-		failureLog: errlog.Log{
-			Logger: cfg.Logger.With("writes", cfg.Name, "cluster", name), Level: slog.LevelError, Quiet: quiet,
-			Failing: "write failed", Over: "writes recovered",
-			Kind: func(error) string { return "" }, // the key is the kind
-		},
-		kinds: map[string]int{},
+		failures: newKinds(cfg.Logger.With("writes", cfg.Name, "cluster", name), slog.LevelError, "write failed", "writes recovered"),
 	}
 }
 
-// ask has a job run at a time, or earlier if it was to run earlier.
+// ask schedules a job, unless it is scheduled earlier.
 func (j *job[K]) ask(due time.Time) {
 	if j.asked.IsZero() || due.Before(j.asked) {
 		j.asked = due
@@ -102,18 +94,7 @@ func (j *job[K]) finish(ctx context.Context, key K, err error) {
 			j.err, j.kind = err, reason(err)
 		}
 	}
-	if before != "" && before != j.kind {
-		if t.kinds[before]--; t.kinds[before] == 0 {
-			delete(t.kinds, before)
-			t.failureLog.NoteOf(ctx, before, nil, "reason", before)
-		}
-	}
-	if j.kind != "" {
-		if before != j.kind {
-			t.kinds[j.kind]++
-		}
-		t.failureLog.NoteOf(ctx, j.kind, err, "reason", j.kind, "key", key)
-	}
+	t.failures.move(ctx, before, j.kind, err, "reason", j.kind, "key", key)
 }
 
 // reason returns the reason of Kubernetes' API errors.

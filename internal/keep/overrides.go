@@ -11,8 +11,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 )
 
 // Bounds of the wait before an overridden write is repeated.
@@ -157,11 +155,10 @@ func (r *overridden) next(w *Write) time.Time {
 // client changes the object each time. Writes of a changed desired state never wait. It is
 // safe for concurrent use. K is the key of a Writer; a key may have several objects.
 type Overrides[K comparable] struct {
-	log errlog.Log
+	kinds kinds
 
 	mu    sync.Mutex
 	keys  map[K]map[string]*overridden // by object
-	kinds map[string]int               // overridden objects by kind, for the log
 	swept time.Time
 	// lasting and overridden have the same objects in the order of their last write.
 	lasting, overridden list.List
@@ -176,11 +173,8 @@ type place[K comparable] struct {
 // NewOverrides returns Overrides without writes.
 func NewOverrides[K comparable](logger *slog.Logger) *Overrides[K] {
 	return &Overrides[K]{
-		log: errlog.Log{
-			Logger: logger, Level: slog.LevelWarn, Quiet: quiet, Failing: "write overridden", Over: "writes no longer overridden",
-			Kind: func(error) string { return "" }, // the key is the kind
-		},
-		keys: map[K]map[string]*overridden{}, kinds: map[string]int{},
+		kinds: newKinds(logger, slog.LevelWarn, "write overridden", "writes no longer overridden"),
+		keys:  map[K]map[string]*overridden{},
 	}
 }
 
@@ -268,20 +262,8 @@ func (o *Overrides[K]) note(ctx context.Context, object string, r *overridden, n
 	case r.open(now):
 		kind = cmp.Or(r.by, "another client") + " changes it after each write"
 	}
-	before := r.kind
-	if r.kind = kind; before == kind {
-		return
-	}
-	if kind != "" {
-		o.kinds[kind]++
-		o.log.NoteOf(ctx, kind, errors.New(kind), "object", object)
-	}
-	if before != "" {
-		if o.kinds[before]--; o.kinds[before] == 0 {
-			delete(o.kinds, before)
-			o.log.NoteOf(ctx, before, nil, "reason", before)
-		}
-	}
+	o.kinds.move(ctx, r.kind, kind, errors.New(kind), "object", object)
+	r.kind = kind
 }
 
 // end forgets an object. Callers hold mu.

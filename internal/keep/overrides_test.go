@@ -166,7 +166,7 @@ func TestMemoryOfOverridesIsBounded(t *testing.T) {
 			}
 			now = now.Add(2 * Calm)
 			o.Review(t.Context(), "another", now, nil)
-			if n := o.objects() + len(o.keys) + len(o.kinds) + o.lasting.Len() + o.overridden.Len(); n > 0 {
+			if n := o.objects() + len(o.keys) + len(o.kinds.count) + o.lasting.Len() + o.overridden.Len(); n > 0 {
 				t.Errorf("%d objects are left", n)
 			}
 		})

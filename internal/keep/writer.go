@@ -33,9 +33,6 @@ var ErrOutdated = errors.New("object has changed meanwhile")
 // patience is the number of consecutive ErrOutdated that aren't a failure.
 const patience = 4
 
-// quiet is the minimum interval between two logged errors of one kind.
-const quiet = time.Minute
-
 // Defaults of a WriterConfig.
 const (
 	DefaultWorkers    = 8
@@ -143,12 +140,12 @@ func (w *Writer[K]) Add(keys ...K) { w.AddAfter(0, keys...) }
 
 // AddAfter schedules Apply for keys after a wait, or earlier if they are added again.
 func (w *Writer[K]) AddAfter(wait time.Duration, keys ...K) {
-	due := time.Now().Add(wait)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.ended {
 		return
 	}
+	due := time.Now().Add(wait)
 	for _, key := range keys {
 		j := w.jobs[key]
 		if j == nil {
