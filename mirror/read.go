@@ -1,7 +1,6 @@
 package mirror
 
 import (
-	"context"
 	"slices"
 	"strings"
 
@@ -11,37 +10,15 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/selection"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
-// counted is a resource whose events are counted.
-type counted[L runtime.Object] struct {
-	kube.Resource[L]
-	count func(watch.EventType)
-}
-
-// Watch implements kube.Resource.
-func (c counted[L]) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-	w, err := c.Resource.Watch(ctx, options)
-	if err != nil {
-		return nil, err
-	}
-	return watch.Filter(w, func(e watch.Event) (watch.Event, bool) {
-		c.count(e.Type)
-		return e, true
-	}), nil
-}
-
-// selected lists and watches the objects that match a selector, and counts events.
-func selected[L runtime.Object](client func() (kube.Client, error), resource func(kube.Client) kube.Resource[L], selector labels.Selector, count func(watch.EventType)) cache.ListerWatcher {
-	return kube.ListWatch(kube.Of(client, func(c kube.Client) kube.Resource[L] {
-		return counted[L]{resource(c), count}
-	}), func(options *metav1.ListOptions) { options.LabelSelector = selector.String() })
+// selecting restricts requests to the objects that match a selector.
+func selecting(selector labels.Selector) func(*metav1.ListOptions) {
+	return func(options *metav1.ListOptions) { options.LabelSelector = selector.String() }
 }
 
 // excluding adds to a selector that labels don't have these values, so that API servers
@@ -142,7 +119,8 @@ func (c *Controller) newSource(id setID, client func() (kube.Client, error), rem
 	}
 	services := kube.WatchConfig[*Origin]{
 		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: prefix + "services", Object: &corev1.Service{},
-		ListWatch: selected(client, servicesOf(metav1.NamespaceAll), excluding(selector, labelMirrored, labelValue, labelGlobal, labelValue), c.metrics.events(id.cluster+"-serviceWatcher", "service", runner)),
+		ListWatch: kube.ReadServices(client, metav1.NamespaceAll, selecting(excluding(selector, labelMirrored, labelValue, labelGlobal, labelValue))),
+		Count:     c.metrics.events(id.cluster+"-serviceWatcher", "service", runner),
 		Keep: func(obj runtime.Object) (*Origin, bool) {
 			svc, ok := obj.(*corev1.Service)
 			if !ok || isMade(svc) {
@@ -154,7 +132,8 @@ func (c *Controller) newSource(id setID, client func() (kube.Client, error), rem
 	}
 	endpoints := kube.WatchConfig[*OriginSlice]{
 		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: prefix + "endpointslices", Object: &discoveryv1.EndpointSlice{},
-		ListWatch: selected(client, slicesOf(metav1.NamespaceAll), excluding(selector, discoveryv1.LabelManagedBy, managedBy), c.metrics.events(id.cluster+"-endpointSliceWatcher", "endpointslice", runner)),
+		ListWatch: kube.ReadEndpointSlices(client, metav1.NamespaceAll, selecting(excluding(selector, discoveryv1.LabelManagedBy, managedBy))),
+		Count:     c.metrics.events(id.cluster+"-endpointSliceWatcher", "endpointslice", runner),
 		Keep: func(obj runtime.Object) (*OriginSlice, bool) {
 			sl, ok := obj.(*discoveryv1.EndpointSlice)
 			if !ok || isMadeSlice(sl) {

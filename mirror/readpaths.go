@@ -94,7 +94,7 @@ func (c *Controller) newReports() *kube.Feed[seenReport] {
 func (c *Controller) newDrain(id setID, client func() (kube.Client, error), bounds kube.Bounds) *kube.Feed[drainMark] {
 	return kube.NewFeed(kube.WatchConfig[*drainMark]{
 		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: "mark of being drained", Object: &corev1.Service{},
-		ListWatch: kube.ListWatch(kube.Of(client, servicesOf(metav1.NamespaceDefault)), func(options *metav1.ListOptions) {
+		ListWatch: kube.ReadServices(client, metav1.NamespaceDefault, func(options *metav1.ListOptions) {
 			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, "kubernetes").String()
 		}),
 		Keep: func(obj runtime.Object) (*drainMark, bool) {

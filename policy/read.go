@@ -144,7 +144,7 @@ func newPods(cfg *Config, r *RemoteConfig, server *kube.Server, notify func()) *
 	keep := PodFor(label)
 	return kube.NewFeed(kube.WatchConfig[*Pod]{
 		Cluster: r.Rules.Cluster, Server: server, Kind: "pods", Object: &corev1.Pod{},
-		ListWatch: kube.ListWatch(kube.Of(r.Client, podsOf), func(options *metav1.ListOptions) { options.LabelSelector = label }),
+		ListWatch: kube.ReadPods(r.Client, func(options *metav1.ListOptions) { options.LabelSelector = label }),
 		Keep: func(obj runtime.Object) (*Pod, bool) {
 			pod, ok := obj.(*corev1.Pod)
 			if !ok {
@@ -156,10 +156,6 @@ func newPods(cfg *Config, r *RemoteConfig, server *kube.Server, notify func()) *
 		Equal: func(a, b *Pod) bool { return *a == *b }, Notify: notify, Bounds: r.Bounds,
 		Logger: cfg.Logger, Metrics: cfg.Watches,
 	})
-}
-
-func podsOf(client kube.Client) kube.Resource[*corev1.PodList] {
-	return client.Pods(metav1.NamespaceAll)
 }
 
 // newSets returns a feed of all network sets of the local cluster.

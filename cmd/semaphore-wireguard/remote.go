@@ -93,7 +93,7 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 	keep := peers.NodeFor(a.cfg.ClusterName, cfg.MaxPrefixes)
 	r.nodes = kube.NewWatch(kube.WatchConfig[*peers.Node]{
 		Cluster: cfg.Name, Kind: "nodes", Object: &corev1.Node{},
-		ListWatch: kube.ListWatch(kube.Of(client, kube.Nodes), nil),
+		ListWatch: kube.ReadNodes(client, nil),
 		Keep: func(obj runtime.Object) (*peers.Node, bool) {
 			n, ok := obj.(*corev1.Node)
 			if !ok {

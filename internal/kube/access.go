@@ -38,8 +38,8 @@ type ClientConfig struct {
 	CA    []byte
 	// UserAgent should name program, version and local cluster.
 	UserAgent string
-	// Bounds are those of a remote. With any, compressed responses, and formats other than
-	// JSON and protobuf, are rejected.
+	// Bounds are those of a remote. With any, compressed responses, and other formats than
+	// JSON, are rejected.
 	Bounds Bounds
 	// Dial connects to the cluster's API server; nil: net.Dialer.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -53,7 +53,8 @@ type ClientConfig struct {
 // and reloaded as described at reloadingTransport. Redirects are not followed.
 //
 // The client doesn't limit the rate of requests, which is left to the API server's
-// priority and fairness. It prefers protobuf.
+// priority and fairness. It prefers protobuf, except from a remote, whose objects are read in
+// parts.
 func RESTConfig(c ClientConfig) (*rest.Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -80,15 +81,11 @@ func RESTConfig(c ClientConfig) (*rest.Config, error) {
 	}
 	cfg.Transport = newReloadingTransport(from, &c)
 	if c.Bounds.Answer > 0 {
+		cfg.AcceptContentTypes = typeJSON
 		// Warnings contain text of the remote and would be logged.
 		cfg.WarningHandler = rest.NoWarnings{}
 	}
-	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return &timeoutTransport{limit: requestTimeout, next: next}
-	})
-	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return &answerTransport{limit: c.Bounds.Answer, next: next}
-	})
+	bound(cfg, c.Bounds.Answer)
 	return cfg, nil
 }
 

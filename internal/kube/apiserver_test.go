@@ -85,7 +85,7 @@ func (s *apiServer) wake() {
 	s.changed = make(chan struct{})
 }
 
-// apply creates or updates a node whose kubelet version stands for what is
+// apply creates or updates a node whose kubelet annotation stands for what is
 // read of it, and whose heartbeat stands for what isn't.
 func (s *apiServer) apply(name, kubelet, heartbeat string) {
 	s.mu.Lock()
@@ -104,8 +104,7 @@ func (s *apiServer) apply(name, kubelet, heartbeat string) {
 func nodeAt(version int, name, kubelet, heartbeat string) *corev1.Node {
 	return &corev1.Node{
 		TypeMeta:   metav1.TypeMeta{Kind: "Node", APIVersion: "v1"},
-		ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: strconv.Itoa(version), Annotations: map[string]string{"heartbeat": heartbeat}},
-		Status:     corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: kubelet}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: strconv.Itoa(version), Annotations: map[string]string{"kubelet": kubelet, "heartbeat": heartbeat}},
 	}
 }
 

@@ -1,13 +1,14 @@
 package kube
 
 import (
-	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"mime"
 	"net/http"
-	"strings"
+
+	"k8s.io/client-go/rest"
 )
 
 // Bounds limit the memory that one remote cluster can use in this process. The zero value
@@ -25,12 +26,6 @@ const (
 	// maxObject is the maximum size of one object, or one watch event, in bytes. etcd
 	// allows 1.5 MiB by default, and JSON is larger.
 	maxObject = 3 << 20
-	// maxDecoded is the maximum memory of one object in bytes: two bytes of protobuf can
-	// decode to the whole struct of a container.
-	maxDecoded = 32 << 20
-	// maxAnswerDecoded is the maximum memory of a response other than a list or watch, in
-	// bytes. The largest one is discovery, see TestLargeDiscoveryIsAccepted.
-	maxAnswerDecoded = 64 << 20
 	// maxErrorBody is the maximum size of an error response in bytes.
 	maxErrorBody = 64 << 10
 	// maxListHead is the maximum size of a list without its items, in bytes.
@@ -66,36 +61,59 @@ const kindNodes = "nodes"
 // kept returns the maximum size of the cached objects of a kind in bytes; 0: unlimited.
 func (b Bounds) kept() int64 { return b.Answer / keptShare }
 
-// The media types that a remote may send.
+// The media types that clients accept; of remotes only JSON.
 const (
 	typeJSON     = "application/json"
 	typeProtobuf = "application/vnd.kubernetes.protobuf"
 )
 
-// answerTransport rejects redirects: net/http would follow them, with the token. With a
-// limit it bounds the memory that a response can use, before client-go reads it:
-//
-//	list           each item is decoded and passed to the watch that made the request;
-//	               client-go gets the list without items
-//	watch          each event is read whole, with a maximum size
-//	error          is truncated
-//	anything else  ends with an error at the limit
-//
-// Compressed responses, which the client doesn't request, are rejected.
+// Answer describes the response that a request may have, beside errors.
+type Answer struct {
+	// Most is its maximum size in bytes; that of a watch is unlimited.
+	Most int64
+	// Any format is accepted, as opposed to JSON.
+	Any bool
+	// Switch accepts a switch to another protocol; the caller must bound its data.
+	Switch bool
+}
+
+type answerKey struct{}
+
+// WithAnswer returns the context of a request whose response has other limits than those of
+// the client.
+func WithAnswer(ctx context.Context, a Answer) context.Context {
+	return context.WithValue(ctx, answerKey{}, a)
+}
+
+// Bound adds bounds to a configuration of client-go, for a program that requests objects of
+// all kinds from clusters that it doesn't trust. It disables redirects and compression, sets a
+// deadline for requests without one, and limits responses to JSON of most bytes.
+func Bound(cfg *rest.Config, most int64) {
+	cfg.DisableCompression = true
+	cfg.AcceptContentTypes = typeJSON
+	bound(cfg, most)
+}
+
+func bound(cfg *rest.Config, most int64) {
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return &timeoutTransport{limit: requestTimeout, next: next}
+	})
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return &answerTransport{limit: most, next: next}
+	})
+}
+
+// answerTransport rejects redirects: net/http would follow them, with the token. With a limit
+// it also rejects compressed responses, which the client doesn't request, and other formats
+// than JSON, cuts errors, and ends other responses at the limit; a reader limits the events of
+// a watch.
 type answerTransport struct {
 	limit int64 // bytes; 0: none
-	// weigh estimates the memory of JSON responses before client-go decodes them, and
-	// avoids protobuf where the kind of the object is unknown.
-	weigh bool
 	next  http.RoundTripper
 }
 
 // RoundTrip implements http.RoundTripper.
 func (t *answerTransport) RoundTrip(req *http.Request) (*http.Response, error) {
-	if t.weigh && requestOf(req.Context()) == nil && strings.Contains(req.Header.Get("Accept"), typeProtobuf) {
-		req = req.Clone(req.Context())
-		req.Header.Set("Accept", typeJSON)
-	}
 	response, err := t.next.RoundTrip(req)
 	if err != nil {
 		return nil, err
@@ -118,9 +136,12 @@ func (t *answerTransport) check(req *http.Request, response *http.Response) erro
 	if t.limit <= 0 {
 		return nil
 	}
-	taking := readingOf(req.Context())
+	expected, special := req.Context().Value(answerKey{}).(Answer)
+	if !special {
+		expected.Most = t.limit
+	}
 	if response.StatusCode == http.StatusSwitchingProtocols {
-		if taking != nil && taking.stream {
+		if expected.Switch {
 			return nil
 		}
 		return errors.New("unexpected response: protocol switch")
@@ -130,68 +151,25 @@ func (t *answerTransport) check(req *http.Request, response *http.Response) erro
 	}
 	// A type that doesn't parse is rejected below.
 	media, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type"))
-	if response.StatusCode/100 != 2 {
-		if media != typeJSON && media != typeProtobuf {
+	switch {
+	case response.StatusCode/100 != 2:
+		if media != typeJSON {
 			response.Header.Set("Content-Type", "text/plain")
 		}
-		replaceBody(response, &readCloser{io.LimitReader(response.Body, maxErrorBody), response.Body})
-		return nil
-	}
-	if taking != nil {
-		replaceBody(response, &readCloser{&allowance{from: response.Body, whole: taking.most, left: taking.most}, response.Body})
-		return nil
-	}
-	asked := requestOf(req.Context())
-	if media != typeJSON && (media != typeProtobuf || t.weigh && asked == nil) {
-		return fmt.Errorf("unexpected response format: not %s", formats(t.weigh && asked == nil))
-	}
-	switch {
-	case watches(req):
-		replaceBody(response, newFrames(response.Body, media == typeProtobuf, asked))
-	case asked != nil && asked.item != nil:
-		from := &allowance{from: response.Body, whole: t.limit, left: maxListHead}
-		if asked.left != nil {
-			from.whole = *asked.left
-		}
-		head, err := readList(from, media == typeProtobuf, asked)
-		if asked.left != nil {
-			*asked.left -= from.read
-		}
-		if err != nil {
-			return fmt.Errorf("read list: %w", err)
-		}
-		if err := response.Body.Close(); err != nil {
-			return fmt.Errorf("read list: %w", err)
-		}
-		replaceBody(response, io.NopCloser(bytes.NewReader(head)))
-	case t.weigh:
-		body, err := io.ReadAll(&allowance{from: response.Body, whole: t.limit, left: t.limit})
-		if err == nil {
-			err = atMost(body, maxAnswerDecoded)
-		}
-		if err != nil {
-			return fmt.Errorf("read response: %w", err)
-		}
-		if err := response.Body.Close(); err != nil {
-			return fmt.Errorf("read response: %w", err)
-		}
-		replaceBody(response, io.NopCloser(bytes.NewReader(body)))
-	default:
-		replaceBody(response, &readCloser{&allowance{from: response.Body, whole: t.limit, left: t.limit}, response.Body})
+		replaceBody(response, io.LimitReader(response.Body, maxErrorBody))
+	case media != typeJSON && !expected.Any:
+		return errors.New("unexpected response format: not JSON")
+	case !watches(req):
+		from := &allowance{from: response.Body}
+		from.part("response", expected.Most)
+		replaceBody(response, from)
 	}
 	return nil
 }
 
-func formats(jsonOnly bool) string {
-	if jsonOnly {
-		return "JSON"
-	}
-	return "JSON or protobuf"
-}
-
-// replaceBody replaces the body of a response by one of unknown length.
-func replaceBody(response *http.Response, body io.ReadCloser) {
-	response.Body, response.ContentLength = body, -1
+// replaceBody replaces what is read of a response, whose length is then unknown.
+func replaceBody(response *http.Response, from io.Reader) {
+	response.Body, response.ContentLength = &readCloser{from, response.Body}, -1
 	response.Header.Del("Content-Length")
 }
 
@@ -208,34 +186,27 @@ type tooLongError struct {
 
 func (e *tooLongError) Error() string { return fmt.Sprintf("%s of more than %d bytes", e.what, e.most) }
 
-// allowance bounds the bytes read from a response: whole in total, left for the current
-// part.
+// allowance bounds the bytes read for a part of a response. Unlike io.LimitReader it returns
+// an error at its end.
 type allowance struct {
-	from  io.Reader
-	whole int64 // of the response; negative: unlimited
-	left  int64 // of the part
-	read  int64
-}
-
-// Read implements io.Reader.
-func (a *allowance) Read(p []byte) (int, error) {
-	switch {
-	case a.whole >= 0 && a.read >= a.whole:
-		return 0, &tooLongError{"response", a.whole}
-	case a.left <= 0:
-		return 0, &tooLongError{"object", maxObject}
-	}
-	if int64(len(p)) > a.left {
-		p = p[:a.left]
-	}
-	if a.whole >= 0 && int64(len(p)) > a.whole-a.read {
-		p = p[:a.whole-a.read]
-	}
-	n, err := a.from.Read(p)
-	a.read += int64(n)
-	a.left -= int64(n)
-	return n, err
+	from   io.Reader
+	what   string
+	most   int64
+	left   int64
+	failed bool // with another error than io.EOF
 }
 
 // part begins a part of at most that many bytes.
-func (a *allowance) part(most int64) { a.left = most }
+func (a *allowance) part(what string, most int64) { a.what, a.most, a.left = what, most, most }
+
+// Read implements io.Reader.
+func (a *allowance) Read(p []byte) (n int, err error) {
+	if a.left <= 0 {
+		err = &tooLongError{a.what, a.most}
+	} else {
+		n, err = a.from.Read(p[:min(int64(len(p)), a.left)])
+		a.left -= int64(n)
+	}
+	a.failed = a.failed || err != nil && !errors.Is(err, io.EOF)
+	return n, err
+}

@@ -107,7 +107,7 @@ func TestChangesAddUp(t *testing.T) {
 	}
 	object := func() *corev1.Node {
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: strconv.Itoa(random.IntN(8))}}
-		n.Status.NodeInfo.KubeletVersion = []string{"v1", "v2", "v3", "unwanted"}[random.IntN(4)]
+		n.Annotations = map[string]string{"kubelet": []string{"v1", "v2", "v3", "unwanted"}[random.IntN(4)]}
 		return n
 	}
 	must(t, f.store.Replace(nil, "1"))
@@ -244,7 +244,7 @@ func TestOnlyANewListEndsStaleness(t *testing.T) {
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	cfg.Server = NewServer(ServerConfig{Cluster: "gcp", StaleAfter: 10 * time.Second})
 	f := feedOf(cfg)
-	requests := observe(cfg.ListWatch, f.health)
+	requests := observe(cfg.ListWatch, f.health, f.store)
 	if f.staleAt(f.started.Add(10 * time.Second)) {
 		t.Error("stale at once without contact")
 	}
@@ -284,7 +284,7 @@ func TestServerThatOnlyExpiresIsStale(t *testing.T) {
 	cfg := (&bench{}).config(nil)
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	f := feedOf(cfg)
-	requests := observe(cfg.ListWatch, f.health)
+	requests := observe(cfg.ListWatch, f.health, f.store)
 	requests.complete(t.Context())
 	last := f.LastContact()
 	for range 3 {

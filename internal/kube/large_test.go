@@ -1,14 +1,51 @@
 package kube
 
 import (
-	"encoding/binary"
+	"encoding/json"
+	"fmt"
 	"net/http"
 	"os"
+	"strconv"
+	"strings"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 )
+
+// realisticNode is as large as nodes are: with images, conditions, capacity and
+// managed fields.
+func realisticNode(i int) *corev1.Node {
+	n := &corev1.Node{
+		TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: fmt.Sprintf("ip-10-0-%d-%d.eu-west-1.compute.internal", i/256, i%256), UID: "2c1b0e1e-1234-4a5b-9c6d-0123456789ab", ResourceVersion: "123456789",
+			Labels: map[string]string{}, Annotations: map[string]string{"aws.wireguard.semaphore.uw.io/pubKey": strings.Repeat("k", 44)},
+		},
+		Spec: corev1.NodeSpec{PodCIDRs: []string{fmt.Sprintf("10.%d.%d.0/24", 4+i/256, i%256)}},
+	}
+	for l := range 25 {
+		n.Labels["topology.example.io/label-"+strconv.Itoa(l)] = "value-" + strconv.Itoa(l)
+	}
+	for range 6 {
+		n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: "MemoryPressure", Status: "False", Reason: "KubeletHasSufficientMemory", Message: "kubelet has sufficient memory available"})
+	}
+	for range 50 {
+		n.Status.Images = append(n.Status.Images, corev1.ContainerImage{SizeBytes: 1 << 28, Names: []string{
+			"registry.example.io/team/application@sha256:" + strings.Repeat("a", 64), "registry.example.io/team/application:v1.2.3",
+		}})
+	}
+	n.Status.Capacity = corev1.ResourceList{"cpu": resource.MustParse("64"), "memory": resource.MustParse("256Gi"), "pods": resource.MustParse("110")}
+	n.Status.NodeInfo.KubeletVersion = "v1.36.3"
+	for range 3 {
+		n.ManagedFields = append(n.ManagedFields, metav1.ManagedFieldsEntry{Manager: "kubelet", FieldsV1: metav1.NewFieldsV1(`{"f:status":{` + strings.Repeat(`"f:conditions":{},`, 60) + `"f:x":{}}}`)})
+	}
+	return n
+}
 
 // TestLargeClusterIsTakenWithinDefaultBounds lists 5,000 nodes as large as nodes
 // are.
@@ -20,28 +57,25 @@ func TestLargeClusterIsTakenWithinDefaultBounds(t *testing.T) {
 			refuse(w, http.StatusUnprocessableEntity, "Invalid")
 			return
 		}
-		item := func(i int) []byte {
-			raw, err := realisticNode(i).Marshal()
+		w.Header().Set("Content-Type", typeJSON)
+		total := 0
+		write := func(text []byte) {
+			n, _ := w.Write(text)
+			total += n
+		}
+		write([]byte(`{"kind":"NodeList","apiVersion":"v1","metadata":{"resourceVersion":"5"},"items":[`))
+		for i := range nodes {
+			if i > 0 {
+				write([]byte(","))
+			}
+			raw, err := json.Marshal(realisticNode(i))
 			if err != nil {
 				t.Error(err)
 			}
-			return raw
+			write(raw)
 		}
-		size := len(appendField(nil, listItems, item(0)))
-		w.Header().Set("Content-Type", typeProtobuf)
-		head := appendField([]byte(protobufMagic), unknownTypeMeta, appendField(appendField(nil, 1, []byte("v1")), 2, []byte("NodeList")))
-		metadata := appendField(nil, listMetadata, appendField(nil, 2, []byte("5")))
-		head = binary.AppendUvarint(head, unknownRaw<<3|wireBytes)
-		total := len(metadata)
-		for i := range nodes {
-			total += len(appendField(nil, listItems, item(i)))
-		}
-		head = append(binary.AppendUvarint(head, uint64(total)), metadata...)
-		_, _ = w.Write(head)
-		for i := range nodes {
-			_, _ = w.Write(appendField(nil, listItems, item(i)))
-		}
-		t.Logf("%d MB, %d bytes a node", total>>20, size)
+		write([]byte("]}"))
+		t.Logf("%d MB", total>>20)
 	}))
 	bounds := Bounds{Answer: 256 << 20}
 	if os.Getenv(hostileEnv+"_UNBOUND") != "" {
@@ -53,7 +87,7 @@ func TestLargeClusterIsTakenWithinDefaultBounds(t *testing.T) {
 	}, Bounds: bounds})
 	cfg := b.config(nil)
 	cfg.Bounds = bounds
-	cfg.ListWatch = ListWatch(Of(func() (Client, error) { return client, nil }, Nodes), nil)
+	cfg.ListWatch = ReadNodes(func() (Client, error) { return client, nil }, nil)
 	before := peakMemory(os.Getpid())
 	b.watch = NewWatch(cfg)
 	b.run(t)

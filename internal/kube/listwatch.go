@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -82,16 +84,18 @@ func Nodes(client Client) Resource[*corev1.NodeList] { return client.Nodes() }
 // observed forwards lists and watches, records their outcome in health, and ends watches
 // that can't be trusted to continue.
 type observed struct {
-	inner   cache.ListerWatcherWithContext
-	health  *health
-	bounded *bounded // nil: local cluster
+	inner  cache.ListerWatcherWithContext
+	health *health
+	store  collector
+	// dropped is called for each object that can't be decoded.
+	dropped func()
+	// count is called with the type of each event.
+	count func(watch.EventType)
 	// noWatchList is set for clients that don't support streamed lists, such as client-go's
 	// fakes.
 	noWatchList bool
-	// missing reports whether to list again because of rejected objects; it is called every
-	// period.
-	missing func() bool
-	period  time.Duration
+	// period is how often store.missing is called.
+	period time.Duration
 	// quorum makes lists quorum reads, as opposed to reads of the watch cache; see Feed.
 	quorum  bool
 	silence time.Duration // after which the resource version is verified
@@ -101,6 +105,18 @@ type observed struct {
 	doubt atomic.Int32 // whether the last resource version needs to be verified
 }
 
+// collector is a store of any type.
+type collector interface {
+	// begin is called before each page of a list.
+	begin(further bool)
+	// collectItem trims an object of a list; it is wanted unless it has no meaning.
+	collectItem(object runtime.Object) (item runtime.Object, wanted bool, err error)
+	// missing reports whether to list again because of rejected objects.
+	missing() bool
+	// most returns the maximum number of objects; 0: unlimited.
+	most() int
+}
+
 // Values of doubt, in increasing order.
 const (
 	doubtNone         int32 = iota
@@ -108,12 +124,14 @@ const (
 	doubtDisconnected       // a connection broke since the last list
 )
 
-func observe(inner cache.ListerWatcher, c *health) *observed {
+func observe(inner cache.ListerWatcher, c *health, store collector) *observed {
 	return &observed{
 		inner:       cache.ToListerWatcherWithContext(inner),
 		health:      c,
+		store:       store,
+		dropped:     func() {},
+		count:       func(watch.EventType) {},
 		noWatchList: watchlist.DoesClientNotSupportWatchListSemantics(inner),
-		missing:     func() bool { return false },
 		period:      relistPeriod,
 		silence:     bookmarkPeriod,
 	}
@@ -152,11 +170,7 @@ func (o *observed) ListWithContext(ctx context.Context, options metav1.ListOptio
 	}
 	bounded, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	bounded, taken := o.bounded.list(bounded, options)
-	list, err := o.inner.ListWithContext(bounded, options)
-	if err == nil {
-		list, err = taken(list)
-	}
+	list, err := o.list(bounded, options)
 	if err != nil {
 		o.failed(ctx, verbList, err)
 		return nil, err
@@ -167,6 +181,36 @@ func (o *observed) ListWithContext(ctx context.Context, options metav1.ListOptio
 	}
 	o.complete(ctx)
 	return list, nil
+}
+
+// list makes a request. Objects of a reader are collected one by one.
+func (o *observed) list(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+	reader, ok := o.inner.(objectReader)
+	if !ok {
+		return o.inner.ListWithContext(ctx, options)
+	}
+	o.store.begin(options.Continue != "")
+	list := &trimmedList{}
+	head, err := reader.read(ctx, options, func(object runtime.Object) error {
+		item, wanted, err := o.store.collectItem(object)
+		if wanted {
+			list.Items = append(list.Items, item)
+		}
+		return err
+	}, o.dropped)
+	list.ListMeta = head
+	return list, err
+}
+
+// watch makes a request.
+func (o *observed) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	if streams(options) {
+		o.store.begin(false)
+	}
+	if reader, ok := o.inner.(objectReader); ok {
+		return reader.follow(ctx, options, o.dropped)
+	}
+	return o.inner.WatchWithContext(ctx, options)
 }
 
 // complete records that all objects have been listed.
@@ -182,7 +226,7 @@ func (o *observed) complete(ctx context.Context) {
 func (o *observed) verify(ctx context.Context, version string) error {
 	bounded, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
-	list, err := o.inner.ListWithContext(o.bounded.head(bounded), metav1.ListOptions{Limit: 1})
+	list, err := o.inner.ListWithContext(bounded, metav1.ListOptions{Limit: 1})
 	if err != nil {
 		return err
 	}
@@ -234,7 +278,7 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 	bounded, cancel := context.WithCancel(ctx)
 	began := time.Now()
 	opening := time.AfterFunc(openTimeout, cancel)
-	inner, err := o.inner.WatchWithContext(o.bounded.watch(bounded, options), options)
+	inner, err := o.watch(bounded, options)
 	if !opening.Stop() && err == nil {
 		end(inner)
 		err = errors.New("watch opened after its timeout")
@@ -249,7 +293,7 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 		}
 		return nil, err
 	}
-	w := &observedWatch{inner: inner, events: make(chan watch.Event), stopped: make(chan struct{}), initial: o.bounded.initial(options), version: options.ResourceVersion}
+	w := &observedWatch{inner: inner, events: make(chan watch.Event), stopped: make(chan struct{}), initial: newInitialEvents(options, o.store.most()), version: options.ResourceVersion}
 	// client-go reports a broken connection as a watch that is closed already; only other
 	// watches are a response of the server.
 	select {
@@ -361,7 +405,7 @@ func (w *observedWatch) forward(ctx context.Context, o *observed) bool {
 			}
 			silent.Reset(o.silence)
 		case <-relist.C:
-			if !w.initial.going() && o.missing() {
+			if !w.initial.going() && o.store.missing() {
 				w.pass(ctx, o, errorEvent(apierrors.NewResourceExpired("there may be quota for rejected objects")))
 				return false
 			}
@@ -407,6 +451,7 @@ func (w *observedWatch) alive(ctx context.Context, o *observed) {
 }
 
 func (w *observedWatch) pass(ctx context.Context, o *observed, event watch.Event) bool {
+	o.count(event.Type)
 	event, last := w.initial.count(event)
 	if event.Type == watch.Error {
 		o.failed(ctx, verbWatch, apierrors.FromObject(event.Object))
@@ -422,4 +467,52 @@ func (w *observedWatch) pass(ctx context.Context, o *observed, event watch.Event
 	case <-w.stopped:
 		return false
 	}
+}
+
+func streams(options metav1.ListOptions) bool {
+	return options.SendInitialEvents != nil && *options.SendInitialEvents
+}
+
+// initialEvents bounds the number of events of a streamed list: the reflector collects
+// them until the bookmark at the end of the list.
+type initialEvents struct {
+	left, most int
+	over       bool // the bookmark was received
+}
+
+// newInitialEvents returns nil for other watches. 0 objects: unlimited.
+func newInitialEvents(options metav1.ListOptions, objects int) *initialEvents {
+	if !streams(options) {
+		return nil
+	}
+	most := math.MaxInt
+	if objects > 0 {
+		const share = 2 // as in transit.admit
+		most = share * objects
+	}
+	return &initialEvents{left: most, most: most}
+}
+
+// going reports whether the list is still being streamed.
+func (i *initialEvents) going() bool { return i != nil && !i.over }
+
+// count returns the event to forward, and whether it is the last one.
+func (i *initialEvents) count(event watch.Event) (to watch.Event, last bool) {
+	if i == nil || i.over || event.Type == watch.Error {
+		return event, false
+	}
+	if event.Type == watch.Bookmark {
+		// A bookmark without metadata doesn't end the list.
+		if object, err := meta.Accessor(event.Object); err == nil && object.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
+			i.over = true
+			return event, false
+		}
+	}
+	if i.left--; i.left >= 0 {
+		return event, false
+	}
+	return watch.Event{Type: watch.Error, Object: &metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusInsufficientStorage,
+		Message: fmt.Sprintf("streamed list of more than %d objects, twice the maximum", i.most),
+	}}, true
 }

@@ -66,9 +66,10 @@ func TestStoppedWatchLeaksNoGoroutine(t *testing.T) {
 	running := goleak.IgnoreCurrent()
 	inner := watch.NewFakeWithChanSize(10, false)
 	filtered := watch.Filter(inner, func(e watch.Event) (watch.Event, bool) { return e, true })
+	of := NewWatch(WatchConfig[string]{Object: &corev1.Node{}, Logger: slog.New(slog.DiscardHandler)})
 	requests := observe(&cache.ListWatch{
 		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return filtered, nil },
-	}, NewWatch(WatchConfig[string]{Object: &corev1.Node{}, Logger: slog.New(slog.DiscardHandler)}).health)
+	}, of.health, of.store)
 	w, err := requests.WatchWithContext(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -20,7 +20,7 @@ type Metrics struct {
 //	<prefix>_remote_synced{cluster,kind}                          0 or 1
 //	<prefix>_remote_last_contact_timestamp_seconds{cluster,kind}  0: never
 //	<prefix>_remote_rejected_objects{cluster,kind}                beyond the quota
-//	<prefix>_remote_dropped_objects_total{cluster,kind}           too large to decode
+//	<prefix>_remote_dropped_objects_total{cluster,kind}           not decodable
 //	<failures>{cluster,kind,verb}                                 list or watch
 //
 // The failure counter has a name of its own, because dashboards use that of the original

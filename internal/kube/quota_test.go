@@ -10,9 +10,6 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 )
 
 func newQuotaStore(objects int) (*store[string], *[]string) {
@@ -95,32 +92,24 @@ func TestUnfinishedListIsBounded(t *testing.T) {
 	}
 }
 
-// TestRequestMadeAgainCountsOnce checks that a truncated list, which client-go retries,
-// doesn't reduce the quota.
-func TestRequestMadeAgainCountsOnce(t *testing.T) {
-	s, _ := newQuotaStore(10)
-	b := newBounded(pod("", "", ""), 10, s.begin, func() {}, func(o runtime.Object) (runtime.Object, bool, error) { return s.collectItem(o) })
-	ctx, finish := b.list(t.Context(), metav1.ListOptions{})
-	asked := requestOf(ctx)
-	for range 3 {
-		asked.begin()
-		for i := range 8 {
-			must(t, asked.item(pod("n", fmt.Sprint(i), "1")))
+func TestSizeOfWhatIsKept(t *testing.T) {
+	type kept struct {
+		Name string
+		list []string
+		more *kept
+		by   map[string]int
+	}
+	small := sizeOf("a", kept{})
+	for name, large := range map[string]kept{
+		"text":    {Name: strings.Repeat("x", 1000)},
+		"list":    {list: []string{strings.Repeat("x", 1000)}},
+		"space":   {list: make([]string, 0, 100)},
+		"pointer": {more: &kept{Name: strings.Repeat("x", 1000)}},
+		"map":     {by: map[string]int{strings.Repeat("x", 1000): 1}},
+	} {
+		if n := sizeOf("a", large); n < small+1000 || n > small+2000 {
+			t.Errorf("%s: %d bytes, the empty one %d", name, n, small)
 		}
-	}
-	list, err := finish(&corev1.PodList{})
-	must(t, err)
-	var all []any
-	taken, ok := list.(*trimmedList)
-	if !ok {
-		t.Fatalf("made %T of it", list)
-	}
-	for _, item := range taken.Items {
-		all = append(all, item)
-	}
-	must(t, s.Replace(all, "1"))
-	if n := len(keysOf(s)); n != 8 || s.rejected() != 0 {
-		t.Errorf("%d are kept, %d rejected", n, s.rejected())
 	}
 }
 

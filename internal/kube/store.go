@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -61,21 +62,44 @@ type trimmed[T any] struct {
 // GetObjectMeta implements metav1.ObjectMetaAccessor, for client-go's key function.
 func (t *trimmed[T]) GetObjectMeta() metav1.Object { return &t.meta }
 
+// GetObjectKind implements runtime.Object.
+func (t *trimmed[T]) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
+
+// DeepCopyObject implements runtime.Object. Values are immutable.
+func (t *trimmed[T]) DeepCopyObject() runtime.Object {
+	c := *t
+	return &c
+}
+
+// trimmedList is a list with items as collected by the store.
+type trimmedList struct {
+	metav1.TypeMeta
+	metav1.ListMeta
+	Items []runtime.Object
+}
+
+// DeepCopyObject implements runtime.Object. Items are immutable.
+func (l *trimmedList) DeepCopyObject() runtime.Object {
+	c := *l
+	c.Items = append([]runtime.Object(nil), l.Items...)
+	return &c
+}
+
 // Transformer implements cache.TransformingStore: the reflector calls the function for
 // each object of a streamed list.
 func (s *store[T]) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) { return s.collect(obj) }
 }
 
-// begin is called before each page of a list. It returns a function that resets the counts
-// to the start of the page, for a request that is retried.
-func (s *store[T]) begin(further bool) (again func()) {
+// begin is called before each page of a list.
+func (s *store[T]) begin(further bool) {
 	if !further {
 		s.listing = transit{}
 	}
-	before := s.listing
-	return func() { s.listing = before }
 }
+
+// most returns the maximum number of objects; 0: unlimited.
+func (s *store[T]) most() int { return s.quota.objects }
 
 // collect trims an object of a list, and rejects it beyond the quota.
 func (s *store[T]) collect(obj any) (*trimmed[T], error) {

@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -18,8 +19,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 )
 
-// WatchConfig describes a Watch. Server, Equal, Notify, Bounds and Metrics may
-// be left zero.
+// WatchConfig describes a Watch. Server, Equal, Count, Notify, Bounds and Metrics
+// may be left zero.
 type WatchConfig[T any] struct {
 	// Cluster and Kind name the watch in logs and metrics, such as "gcp" and "nodes".
 	Cluster, Kind string
@@ -35,6 +36,8 @@ type WatchConfig[T any] struct {
 	// Equal reports whether two states of an object are equal, so that updates such as
 	// heartbeats of nodes cause no change. Nil: every update is a change.
 	Equal func(a, b T) bool
+	// Count is called with the type of each event of the API server; nil: not called.
+	Count func(watch.EventType)
 	// Notify is called, without a lock, after the result of Snapshot has changed. It must
 	// not block.
 	Notify func()
@@ -74,6 +77,9 @@ type Watch[T any] struct {
 func NewWatch[T any](cfg WatchConfig[T]) *Watch[T] {
 	if cfg.Notify == nil {
 		cfg.Notify = func() {}
+	}
+	if cfg.Count == nil {
+		cfg.Count = func(watch.EventType) {}
 	}
 	if cfg.Server == nil {
 		cfg.Server = NewServer(ServerConfig{Cluster: cfg.Cluster})
@@ -116,9 +122,8 @@ func (w *Watch[T]) follow(ctx context.Context) {
 	w.mu.Unlock()
 	// client-go logs each attempt; health logs failures once.
 	logger := run.ClientLog(w.cfg.Logger)
-	requests := observe(w.cfg.ListWatch, w.health)
-	requests.bounded = newBounded(w.cfg.Object, w.store.quota.objects, w.store.begin, w.dropped, w.store.collectItem)
-	requests.missing, requests.period = w.store.missing, w.relist
+	requests := observe(w.cfg.ListWatch, w.health, w.store)
+	requests.dropped, requests.count, requests.period = w.dropped, w.cfg.Count, w.relist
 	requests.quorum, requests.silence = w.quorum, w.silence
 	defer requests.end()
 	reflector := cache.NewReflectorWithOptions(requests, w.cfg.Object, w.store, cache.ReflectorOptions{

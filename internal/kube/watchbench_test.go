@@ -72,14 +72,14 @@ func (b *bench) config(client Client) WatchConfig[node] {
 	return WatchConfig[node]{
 		Cluster:   "gcp",
 		Kind:      "nodes",
-		ListWatch: ListWatch(Of(func() (Client, error) { return client, nil }, Nodes), nil),
+		ListWatch: ReadNodes(func() (Client, error) { return client, nil }, nil),
 		Object:    &corev1.Node{},
 		Keep: func(obj runtime.Object) (node, bool) {
 			n, ok := obj.(*corev1.Node)
 			if !ok {
 				return node{}, false
 			}
-			return node{n.Name, n.Status.NodeInfo.KubeletVersion}, n.Status.NodeInfo.KubeletVersion != "unwanted"
+			return node{n.Name, n.Annotations["kubelet"]}, n.Annotations["kubelet"] != "unwanted"
 		},
 		Equal:   func(a, b node) bool { return a == b },
 		Bounds:  testBounds,

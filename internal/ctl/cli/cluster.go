@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 
@@ -102,6 +103,7 @@ func (s *Session) cluster(config *clientcmdapi.Config, name string) (*Cluster, e
 	rest.UserAgent = "semaphorectl/" + process.Version()
 	rest.WarningHandlerWithContext = noWarnings
 	kube.Bound(rest, maxResponse)
+	rest.Wrap(func(next http.RoundTripper) http.RoundTripper { return answers{next} })
 	c := &Cluster{Name: name, Context: context, Server: rest.Host, Insecure: rest.Insecure, Config: rest}
 	client, err := kubernetes.NewForConfig(rest)
 	if err != nil {

@@ -58,7 +58,7 @@ func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, co
 	if err != nil {
 		return nil, err
 	}
-	request, err := http.NewRequestWithContext(kube.WithStream(ctx), http.MethodGet, address.String(), http.NoBody)
+	request, err := http.NewRequestWithContext(kube.WithAnswer(ctx, kube.Answer{Most: maxErrorOutput, Any: true, Switch: true}), http.MethodGet, address.String(), http.NoBody)
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/base64"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"flag"
@@ -28,10 +29,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/klog/v2"
-
-	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 const secretToken = "secret-words"
@@ -110,7 +108,7 @@ func requests(c *Cluster) map[string]func(context.Context) error {
 			return err
 		},
 		"proxy": func(ctx context.Context) error {
-			stream, err := c.Client.CoreV1().RESTClient().Get().Namespace("n").Resource("pods").Name("p").SubResource("proxy").Stream(kube.WithRaw(ctx, 1<<20))
+			stream, err := c.Client.CoreV1().RESTClient().Get().Namespace("n").Resource("pods").Name("p").SubResource("proxy").Stream(WithRaw(ctx, 1<<20))
 			if err == nil {
 				_, err = io.ReadAll(stream)
 				_ = stream.Close()
@@ -323,8 +321,8 @@ func TestListOfALargeCluster(t *testing.T) {
 		for i := range 500 {
 			list.Items = append(list.Items, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n%d", first+i), Annotations: map[string]string{"a": strings.Repeat("x", 15<<10)}}})
 		}
-		w.Header().Set("Content-Type", "application/vnd.kubernetes.protobuf")
-		if err := scheme.Codecs.SupportedMediaTypes()[2].Serializer.Encode(&list, w); err != nil {
+		w.Header().Set("Content-Type", "application/json")
+		if err := json.NewEncoder(w).Encode(&list); err != nil {
 			t.Error(err)
 		}
 	})

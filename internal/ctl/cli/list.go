@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -25,6 +26,8 @@ const (
 	maxList = 256 << 20
 	// maxObjects bounds the objects of a list.
 	maxObjects = 20_000
+	// pageSize is the number of objects per page.
+	pageSize = 500
 )
 
 // ErrEnough is returned to List by a callback that needs no more objects.
@@ -65,14 +68,37 @@ func ListUntyped(ctx context.Context, from dynamic.ResourceInterface, options me
 }
 
 func list[L runtime.Object](ctx context.Context, of runtime.Object, from Lister[L], options metav1.ListOptions, each func(runtime.Object) error) error {
-	listing := kube.Listing{Of: of, Options: options, Objects: maxObjects, Bytes: maxList}
-	err := listing.Each(ctx, func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		return from.List(ctx, options)
-	}, each)
-	if errors.Is(err, ErrEnough) {
-		return nil
+	l := &listing{object: reflect.TypeOf(of).Elem(), each: each, left: maxList}
+	if options.Limit == 0 {
+		options.Limit = pageSize
 	}
-	return err
+	// Servers may return smaller pages, but not arbitrarily many of them.
+	const most = 2*maxObjects/pageSize + 10
+	for range most {
+		l.begun = false
+		asked := kube.WithAnswer(context.WithValue(ctx, pageKey{}, l), kube.Answer{Most: l.left})
+		page, err := from.List(asked, options)
+		if err == nil && !l.begun {
+			// A fake client has no transport that decodes objects.
+			err = meta.EachListItem(page, l.take)
+		}
+		switch {
+		case errors.Is(l.refused, ErrEnough):
+			return nil
+		case l.refused != nil:
+			return l.refused
+		case err != nil:
+			return err
+		}
+		head, err := meta.ListAccessor(page)
+		if err != nil {
+			return fmt.Errorf("read list: %w", err)
+		}
+		if options.Continue = head.GetContinue(); options.Continue == "" {
+			return nil
+		}
+	}
+	return fmt.Errorf("list doesn't end: %d pages with %d objects", most, l.found)
 }
 
 // untyped decodes objects without a kind, which Unstructured rejects.

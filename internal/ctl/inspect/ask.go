@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
@@ -119,7 +118,7 @@ func reported[R any](ctx context.Context, t *collector, to *Reported[R], p progr
 // proxied fetches the page through the API server.
 func (t *collector) proxied(ctx context.Context, pod string, p program) ([]byte, error) {
 	stream, err := t.client.CoreV1().RESTClient().Get().Namespace(cli.Namespace).Resource("pods").
-		Name(pod + ":" + strconv.Itoa(p.port)).SubResource("proxy").Suffix("status").Stream(kube.WithRaw(ctx, maxReport))
+		Name(pod + ":" + strconv.Itoa(p.port)).SubResource("proxy").Suffix("status").Stream(cli.WithRaw(ctx, maxReport))
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +136,7 @@ func (t *collector) exec(ctx context.Context, pod string, p program) ([]byte, er
 	return nil, cmp.Or(err, io.ErrUnexpectedEOF)
 }
 
-// Bounds of the memory of decoded reports, as kube.Weight estimates it: it counts each value
+// Bounds of the memory of decoded reports, as cli.Weight estimates it: it counts each value
 // as the largest struct of Kubernetes, which is eight times as large as the types here. An
 // agent's report has 7 KiB for each peer.
 const (
@@ -147,7 +146,7 @@ const (
 
 // weigh returns an error if a report would take too much memory.
 func (t *collector) weigh(body []byte) error {
-	weight, err := kube.Weight(body)
+	weight, err := cli.Weight(body)
 	switch {
 	case err != nil:
 		return err

@@ -1,0 +1,152 @@
+package kube
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+)
+
+// What is read of the objects of other clusters. The JSON decoder skips all other fields, so
+// that an object takes little more memory than its text, whatever a hostile cluster sends: a
+// list, the only type here whose elements may be much larger than their text, is a many.
+
+type nodeRead struct {
+	Metadata metadata `json:"metadata"`
+	Spec     struct {
+		PodCIDR  string       `json:"podCIDR"`
+		PodCIDRs many[string] `json:"podCIDRs"`
+	} `json:"spec"`
+}
+
+func (n *nodeRead) object() runtime.Object {
+	return &corev1.Node{
+		ObjectMeta: n.Metadata.object(),
+		Spec:       corev1.NodeSpec{PodCIDR: n.Spec.PodCIDR, PodCIDRs: n.Spec.PodCIDRs},
+	}
+}
+
+type podRead struct {
+	Metadata metadata `json:"metadata"`
+	Spec     struct {
+		HostNetwork bool `json:"hostNetwork"`
+	} `json:"spec"`
+	Status struct {
+		Phase  corev1.PodPhase    `json:"phase"`
+		PodIP  string             `json:"podIP"`
+		PodIPs many[corev1.PodIP] `json:"podIPs"`
+	} `json:"status"`
+}
+
+func (p *podRead) object() runtime.Object {
+	return &corev1.Pod{
+		ObjectMeta: p.Metadata.object(),
+		Spec:       corev1.PodSpec{HostNetwork: p.Spec.HostNetwork},
+		Status:     corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, PodIPs: p.Status.PodIPs},
+	}
+}
+
+type serviceRead struct {
+	Metadata metadata `json:"metadata"`
+	Spec     struct {
+		Type                     corev1.ServiceType            `json:"type"`
+		ClusterIP                string                        `json:"clusterIP"`
+		Ports                    many[corev1.ServicePort]      `json:"ports"`
+		IPFamilies               many[corev1.IPFamily]         `json:"ipFamilies"`
+		SessionAffinity          corev1.ServiceAffinity        `json:"sessionAffinity"`
+		SessionAffinityConfig    *corev1.SessionAffinityConfig `json:"sessionAffinityConfig"`
+		PublishNotReadyAddresses bool                          `json:"publishNotReadyAddresses"`
+	} `json:"spec"`
+}
+
+func (s *serviceRead) object() runtime.Object {
+	return &corev1.Service{ObjectMeta: s.Metadata.object(), Spec: corev1.ServiceSpec{
+		Type: s.Spec.Type, ClusterIP: s.Spec.ClusterIP, Ports: s.Spec.Ports, IPFamilies: s.Spec.IPFamilies,
+		SessionAffinity: s.Spec.SessionAffinity, SessionAffinityConfig: s.Spec.SessionAffinityConfig,
+		PublishNotReadyAddresses: s.Spec.PublishNotReadyAddresses,
+	}}
+}
+
+type sliceRead struct {
+	Metadata    metadata                       `json:"metadata"`
+	AddressType discoveryv1.AddressType        `json:"addressType"`
+	Endpoints   many[discoveryv1.Endpoint]     `json:"endpoints"`
+	Ports       many[discoveryv1.EndpointPort] `json:"ports"`
+}
+
+func (s *sliceRead) object() runtime.Object {
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta: s.Metadata.object(), AddressType: s.AddressType, Endpoints: s.Endpoints, Ports: s.Ports,
+	}
+}
+
+type metadata struct {
+	Name              string            `json:"name"`
+	Namespace         string            `json:"namespace"`
+	UID               types.UID         `json:"uid"`
+	ResourceVersion   string            `json:"resourceVersion"`
+	CreationTimestamp metav1.Time       `json:"creationTimestamp"`
+	Labels            map[string]string `json:"labels"`
+	Annotations       map[string]string `json:"annotations"`
+}
+
+func (m *metadata) object() metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion,
+		CreationTimestamp: m.CreationTimestamp, Labels: m.Labels, Annotations: m.Annotations,
+	}
+}
+
+// maxCommas is the maximum number of commas in the text of a many, and so of its elements. A
+// slice of 1,000 endpoints, the most that API servers accept, has some 20,000.
+const maxCommas = 100_000
+
+var errTooMany = errors.New("list of too many elements")
+
+// many is a list whose elements take about 100 bytes of memory, and as little as two bytes of
+// text.
+type many[T any] []T
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (m *many[T]) UnmarshalJSON(text []byte) error {
+	if bytes.Count(text, []byte{','}) > maxCommas {
+		return errTooMany
+	}
+	return json.Unmarshal(text, (*[]T)(m))
+}
+
+// ReadNodes, and the functions below, return a WatchConfig.ListWatch that reads a kind of
+// objects of a cluster that isn't trusted. Objects have the fields of Kubernetes' types that
+// are read, and no others. Restrict, if set, adds a selector to the options. The client is
+// that of the cluster; see ListWatch.
+func ReadNodes(client func() (Client, error), restrict func(*metav1.ListOptions)) cache.ListerWatcher {
+	return newReader[nodeRead](client, restrict, "/api/v1/nodes")
+}
+
+// ReadPods reads the pods of all namespaces.
+func ReadPods(client func() (Client, error), restrict func(*metav1.ListOptions)) cache.ListerWatcher {
+	return newReader[podRead](client, restrict, "/api/v1/pods")
+}
+
+// ReadServices reads Services; an empty namespace means all namespaces.
+func ReadServices(client func() (Client, error), namespace string, restrict func(*metav1.ListOptions)) cache.ListerWatcher {
+	return newReader[serviceRead](client, restrict, inNamespace("/api/v1", namespace, "services"))
+}
+
+// ReadEndpointSlices reads EndpointSlices; an empty namespace means all namespaces.
+func ReadEndpointSlices(client func() (Client, error), namespace string, restrict func(*metav1.ListOptions)) cache.ListerWatcher {
+	return newReader[sliceRead](client, restrict, inNamespace("/apis/discovery.k8s.io/v1", namespace, "endpointslices"))
+}
+
+func inNamespace(group, namespace, resource string) string {
+	if namespace == "" {
+		return group + "/" + resource
+	}
+	return group + "/namespaces/" + namespace + "/" + resource
+}

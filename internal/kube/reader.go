@@ -1,0 +1,105 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+)
+
+// reader lists and watches objects of a cluster that isn't trusted. client-go's clients read
+// a whole list before they decode it, and events of any size; a reader decodes lists object by
+// object, and bounds each part of a response. It drops objects that can't be decoded.
+type reader[T any, P decodable[T]] struct {
+	client   func() (Client, error)
+	restrict func(*metav1.ListOptions)
+	path     string
+}
+
+type decodable[T any] interface {
+	*T
+	object() runtime.Object
+}
+
+func newReader[T any, P decodable[T]](client func() (Client, error), restrict func(*metav1.ListOptions), path string) cache.ListerWatcher {
+	return &reader[T, P]{client, restrict, path}
+}
+
+// objectReader is a reader of any kind. Its methods call dropped for each object that is
+// dropped.
+type objectReader interface {
+	// read lists objects, and calls take for each; an error of it ends the list.
+	read(ctx context.Context, options metav1.ListOptions, take func(runtime.Object) error, dropped func()) (metav1.ListMeta, error)
+	follow(ctx context.Context, options metav1.ListOptions, dropped func()) (watch.Interface, error)
+}
+
+// List implements cache.Lister.
+func (r *reader[T, P]) List(options metav1.ListOptions) (runtime.Object, error) {
+	return r.ListWithContext(context.Background(), options)
+}
+
+// ListWithContext implements cache.ListerWithContext. It omits the objects.
+func (r *reader[T, P]) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+	head, err := r.read(ctx, options, func(runtime.Object) error { return nil }, func() {})
+	return &trimmedList{ListMeta: head}, err
+}
+
+// Watch implements cache.Watcher.
+func (r *reader[T, P]) Watch(options metav1.ListOptions) (watch.Interface, error) {
+	return r.WatchWithContext(context.Background(), options)
+}
+
+// WatchWithContext implements cache.WatcherWithContext.
+func (r *reader[T, P]) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	return r.follow(ctx, options, func() {})
+}
+
+func (r *reader[T, P]) open(ctx context.Context, options metav1.ListOptions) (io.ReadCloser, error) {
+	client, err := r.client()
+	if err != nil {
+		return nil, err
+	}
+	if r.restrict != nil {
+		r.restrict(&options)
+	}
+	return client.REST().Get().AbsPath(r.path).VersionedParams(&options, metav1.ParameterCodec).SetHeader("Accept", typeJSON).Stream(ctx)
+}
+
+func (r *reader[T, P]) read(ctx context.Context, options metav1.ListOptions, take func(runtime.Object) error, dropped func()) (metav1.ListMeta, error) {
+	body, err := r.open(ctx, options)
+	if err != nil {
+		return metav1.ListMeta{}, err
+	}
+	defer body.Close()
+	head, err := ReadList(body, func(decode func(any) error) error {
+		read := new(T)
+		switch err := decode(read); {
+		case errors.Is(err, errWrongType):
+			dropped()
+			return nil
+		case err != nil:
+			return err
+		}
+		return take(P(read).object())
+	})
+	if err != nil {
+		return metav1.ListMeta{}, fmt.Errorf("read list: %w", err)
+	}
+	return head.ListMeta, nil
+}
+
+func (r *reader[T, P]) follow(ctx context.Context, options metav1.ListOptions, dropped func()) (watch.Interface, error) {
+	options.Watch = true
+	body, err := r.open(ctx, options)
+	if err != nil {
+		return nil, err
+	}
+	return watch.NewStreamWatcher(newEvents[T, P](body, dropped), apierrors.NewClientErrorReporter(http.StatusInternalServerError, http.MethodGet, "ClientWatchDecoding")), nil
+}
