@@ -7,33 +7,20 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// interruptibleClock is the real clock, except that waits end when a context ends or the
-// server responds again: client-go's reflector backs off for up to a minute without
-// watching its context.
-type interruptibleClock struct {
+// endingClock is the real clock, except that waits end with a context: client-go's reflector
+// waits after a streamed list that failed, up to ten seconds, without watching its own.
+type endingClock struct {
 	clock.RealClock
-	ended  <-chan struct{}
-	server *Server
-}
-
-func interruptible(ctx context.Context, server *Server) clock.Clock {
-	return interruptibleClock{ended: ctx.Done(), server: server}
+	ctx context.Context //nolint:containedctx // After has no context.
 }
 
 // After implements clock.Clock.
-func (c interruptibleClock) After(d time.Duration) <-chan time.Time {
-	fired, back := make(chan time.Time, 1), c.server.recovery()
-	go func() {
-		timer := time.NewTimer(d)
-		defer timer.Stop()
-		select {
-		case now := <-timer.C:
-			fired <- now
-		case <-c.ended:
-			fired <- time.Now()
-		case <-back:
-			fired <- time.Now()
-		}
-	}()
+func (c endingClock) After(d time.Duration) <-chan time.Time {
+	fired := make(chan time.Time, 1)
+	ctx, cancel := context.WithTimeout(c.ctx, d)
+	context.AfterFunc(ctx, func() {
+		cancel()
+		fired <- time.Now()
+	})
 	return fired
 }

@@ -30,10 +30,9 @@ type health struct {
 	series   *series
 	failures errlog.Log // of the last request
 
-	mu        sync.Mutex
-	responded bool      // at least once
-	last      time.Time // up to when the objects are current
-	open      int       // watches; briefly two when one follows another
+	mu   sync.Mutex
+	last time.Time // up to when the objects are current
+	open int       // watches; briefly two when one follows another
 }
 
 func newHealth(server *Server, s *series, log *slog.Logger) *health {
@@ -52,18 +51,13 @@ func (c *health) recordResponse(ctx context.Context) { c.note(ctx, false) }
 func (c *health) note(ctx context.Context, complete bool) {
 	now := time.Now()
 	c.mu.Lock()
-	first := !c.responded
-	c.responded = true
 	if complete {
 		c.last = now
 	}
-	recovered := c.failures.Note(ctx, nil)
+	c.failures.Note(ctx, nil)
 	c.mu.Unlock()
 	c.server.recordResponse(now)
 	c.series.contact(now)
-	if recovered || first {
-		c.server.watchRecovered()
-	}
 }
 
 // recordFailure records a failed request, unless ctx has ended, which may be the cause.

@@ -100,9 +100,11 @@ type observed struct {
 	quorum  bool
 	silence time.Duration // after which the resource version is verified
 
-	mu    sync.RWMutex // held for reading during a list
-	over  bool
-	doubt atomic.Int32 // whether the last resource version needs to be verified
+	mu   sync.RWMutex // held for reading during a list
+	over bool
+	// broken is set when a request failed or a watch ended early, until a list: the server
+	// may have been restored from a backup, so that the last resource version is none of its.
+	broken atomic.Bool
 }
 
 // collector is a store of any type.
@@ -116,13 +118,6 @@ type collector interface {
 	// most returns the maximum number of objects; 0: unlimited.
 	most() int
 }
-
-// Values of doubt, in increasing order.
-const (
-	doubtNone         int32 = iota
-	doubtFailed             // a request failed since the version was verified
-	doubtDisconnected       // a connection broke since the last list
-)
 
 func observe(inner cache.ListerWatcher, c *health, store collector) *observed {
 	return &observed{
@@ -215,7 +210,7 @@ func (o *observed) watch(ctx context.Context, options metav1.ListOptions) (watch
 
 // complete records that all objects have been listed.
 func (o *observed) complete(ctx context.Context) {
-	o.doubt.Store(doubtNone)
+	o.broken.Store(false)
 	o.health.recordSync(ctx)
 }
 
@@ -230,7 +225,7 @@ func (o *observed) verify(ctx context.Context, version string) error {
 	if err != nil {
 		return err
 	}
-	o.doubt.Store(doubtNone)
+	o.broken.Store(false)
 	head, err := meta.ListAccessor(list)
 	if err != nil {
 		return err
@@ -244,23 +239,16 @@ func (o *observed) verify(ctx context.Context, version string) error {
 
 // resume returns an error if a watch can't continue from a version.
 func (o *observed) resume(ctx context.Context, version string) error {
-	if version == "" || version == "0" {
+	switch {
+	case version == "" || version == "0" || !o.broken.Load():
 		return nil
-	}
-	// After that time even a server that was restored may have passed the version.
-	if last, _ := o.health.state(); o.quorum && !last.IsZero() && time.Since(last) > o.silence {
-		return apierrors.NewResourceExpired("no response for too long")
-	}
-	// So may one that was restarted from a backup a few writes old: API servers write
-	// objects when they start.
-	doubt := o.doubt.Load()
-	if o.quorum && doubt == doubtDisconnected {
+	case o.quorum:
+		// A server that was restored from a backup a few writes old may have passed the
+		// version: API servers write objects when they start.
 		return apierrors.NewResourceExpired("the connection was interrupted")
+	default:
+		return o.verify(ctx, version)
 	}
-	if doubt == doubtNone {
-		return nil
-	}
-	return o.verify(ctx, version)
 }
 
 // WatchWithContext implements cache.WatcherWithContext.
@@ -275,7 +263,11 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 			return nil, err
 		}
 	}
-	bounded, cancel := context.WithCancel(ctx)
+	requested := 24 * time.Hour // which the reflector doesn't leave open
+	if options.TimeoutSeconds != nil {
+		requested = time.Duration(*options.TimeoutSeconds) * time.Second
+	}
+	bounded, cancel := context.WithTimeout(ctx, requested+watchOvertime)
 	began := time.Now()
 	opening := time.AfterFunc(openTimeout, cancel)
 	inner, err := o.watch(bounded, options)
@@ -308,21 +300,13 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 	default:
 		w.alive(ctx, o)
 	}
-	var overtime *time.Timer
-	if options.TimeoutSeconds != nil {
-		overtime = time.AfterFunc(time.Duration(*options.TimeoutSeconds)*time.Second+watchOvertime, cancel)
-	}
 	go func() {
 		defer end(inner)
 		defer close(w.events)
 		defer cancel()
-		if overtime != nil {
-			defer overtime.Stop()
-		}
-		if w.forward(ctx, o) && (options.TimeoutSeconds == nil || time.Since(began) < time.Duration(*options.TimeoutSeconds)*time.Second) {
-			// The watch ended before its requested duration. As client-go retries, an outage
-			// may pass without a failed request.
-			o.doubt.Store(doubtDisconnected)
+		if w.forward(ctx, o) && time.Since(began) < requested {
+			// As client-go retries, an outage may pass without a failed request.
+			o.broken.Store(true)
 		}
 		if w.open {
 			o.health.streamClosed()
@@ -345,10 +329,8 @@ func (o *observed) failed(ctx context.Context, verb string, err error) {
 		o.health.recordResponse(ctx)
 		return
 	}
-	if status := apierrors.APIStatus(nil); !errors.As(err, &status) {
-		o.doubt.Store(doubtDisconnected)
-	} else {
-		o.doubt.CompareAndSwap(doubtNone, doubtFailed)
+	if !apierrors.IsTooManyRequests(err) {
+		o.broken.Store(true) // A list of all objects wouldn't help a busy server.
 	}
 	o.health.recordFailure(ctx, verb, err)
 }
@@ -444,7 +426,7 @@ func (w *observedWatch) alive(ctx context.Context, o *observed) {
 		w.open = true
 		o.health.streamOpened()
 		if w.initial != nil {
-			o.doubt.Store(doubtNone)
+			o.broken.Store(false)
 		}
 	}
 	o.health.recordSync(ctx)

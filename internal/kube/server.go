@@ -32,9 +32,6 @@ const (
 	// bookmarkPeriod is the maximum silence of an open watch: API servers send bookmarks
 	// about once a minute.
 	bookmarkPeriod = 2 * time.Minute
-	// wakeSpacing is the minimum interval between two recovered watches that end the
-	// back-off of the others.
-	wakeSpacing = 10 * time.Second
 )
 
 // ServerConfig describes a Server.
@@ -59,9 +56,7 @@ type Server struct {
 	pings   errlog.Log
 
 	mu      sync.Mutex
-	last    time.Time     // of the last response
-	back    chan struct{} // closed and replaced at the first response after an outage
-	woken   time.Time     // when a recovered watch last woke the others
+	last    time.Time // of the last response
 	running bool
 }
 
@@ -71,7 +66,7 @@ func NewServer(cfg ServerConfig) *Server {
 		cfg.StaleAfter = max(cfg.StaleAfter, minStaleAfter)
 	}
 	return &Server{
-		cfg: cfg, silence: cfg.StaleAfter / pingsPerPeriod, back: make(chan struct{}),
+		cfg: cfg, silence: cfg.StaleAfter / pingsPerPeriod,
 		pings: errlog.Log{
 			Logger: cfg.Logger, Level: slog.LevelWarn, Failing: "API server ping failed", Over: "API server ping succeeded again",
 			Kind: func(error) string { return "" }, // one line per outage
@@ -134,50 +129,19 @@ func (s *Server) ping(ctx context.Context) {
 	s.pings.Note(ctx, err, "cluster", s.cfg.Cluster)
 }
 
-// recordResponse records the time of a response. The first one after an outage ends the
-// back-off of all watches.
+// recordResponse records the time of a response.
 func (s *Server) recordResponse(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.silence > 0 && now.Sub(s.last) > 2*s.silence {
-		s.wake()
-	}
 	if now.After(s.last) {
 		s.last = now
 	}
-}
-
-// watchRecovered records the first response to a watch, or the first one after failures:
-// the cause is likely over for the other watches, too, so it ends their back-off, which is
-// up to half a minute. Responses to a watch that didn't fail don't: they must not make a
-// watch that fails alone retry more often.
-func (s *Server) watchRecovered() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	// Watches whose lists succeed and whose streams fail would wake each other.
-	if now := time.Now(); now.Sub(s.woken) >= wakeSpacing {
-		s.woken = now
-		s.wake()
-	}
-}
-
-// wake ends the back-off of all watches. Callers hold mu.
-func (s *Server) wake() {
-	close(s.back)
-	s.back = make(chan struct{})
 }
 
 func (s *Server) lastResponse() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.last
-}
-
-// recovery returns a channel that is closed at the next end of an outage.
-func (s *Server) recovery() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.back
 }
 
 // fresh returns up to when the objects of a watch are current. While the watch is open,

@@ -129,16 +129,23 @@ func (w *Watch[T]) follow(ctx context.Context) {
 	reflector := cache.NewReflectorWithOptions(requests, w.cfg.Object, w.store, cache.ReflectorOptions{
 		Name:    w.String(),
 		Logger:  &logger,
-		Clock:   interruptible(ctx, w.cfg.Server),
+		Clock:   endingClock{ctx: ctx},
 		Backoff: retries(),
 	})
-	// Reflector.RunWithContext without its waits, which can't be interrupted.
-	ctx = klog.NewContext(ctx, logger)
-	waits, wait := interruptible(ctx, w.cfg.Server), retries().DelayWithReset(clock.RealClock{}, retriesForgotten)
-	for ctx.Err() == nil {
-		_ = reflector.ListAndWatchWithContext(ctx) // health has logged the error
-		<-waits.After(wait())
-	}
+	// Reflector.RunWithContext without its handler of errors, which health has logged.
+	_ = retries().DelayWithReset(clock.RealClock{}, retriesForgotten).Until(klog.NewContext(ctx, logger), true, true, func(ctx context.Context) (bool, error) {
+		_ = reflector.ListAndWatchWithContext(ctx)
+		return false, nil
+	})
+}
+
+// retriesForgotten is the time without a retry after which the back-off is reset.
+const retriesForgotten = 2 * time.Minute
+
+// retries returns the back-off of failed requests: 0.8 to 1.6 s at first, 4 to 8 s in the
+// end.
+func retries() *wait.Backoff {
+	return &wait.Backoff{Duration: 800 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 20, Cap: 4 * time.Second}
 }
 
 // renew starts a new list, and returns its generation. The objects stay until it succeeds.
@@ -148,15 +155,6 @@ func (w *Watch[T]) renew() uint64 {
 	w.generation++
 	w.stop()
 	return w.generation
-}
-
-// retriesForgotten is the time without a retry after which the back-off is reset.
-const retriesForgotten = 2 * time.Minute
-
-// retries returns the back-off of failed requests: 0.8 to 1.6 s at first, 15 to 30 s in
-// the end, so that a cluster that recovers is noticed within half a minute.
-func retries() *wait.Backoff {
-	return &wait.Backoff{Duration: 800 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 20, Cap: 15 * time.Second}
 }
 
 // Snapshot returns all objects, in no order and in a new slice, and whether the watch is
