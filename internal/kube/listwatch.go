@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -203,7 +201,7 @@ func (o *observed) watch(ctx context.Context, options metav1.ListOptions) (watch
 		o.store.begin(false)
 	}
 	if reader, ok := o.inner.(objectReader); ok {
-		return reader.follow(ctx, options, o.dropped)
+		return reader.follow(ctx, options, o.store.most(), o.dropped)
 	}
 	return o.inner.WatchWithContext(ctx, options)
 }
@@ -285,7 +283,7 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 		}
 		return nil, err
 	}
-	w := &observedWatch{inner: inner, events: make(chan watch.Event), stopped: make(chan struct{}), initial: newInitialEvents(options, o.store.most()), version: options.ResourceVersion}
+	w := &observedWatch{inner: inner, events: make(chan watch.Event), stopped: make(chan struct{}), streamed: streamed, listing: streamed, version: options.ResourceVersion}
 	// client-go reports a broken connection as a watch that is closed already; only other
 	// watches are a response of the server.
 	select {
@@ -338,8 +336,9 @@ func (o *observed) failed(ctx context.Context, verb string, err error) {
 // observedWatch forwards the events of another watch.
 type observedWatch struct {
 	inner    watch.Interface
-	initial  *initialEvents // nil: not a streamed list
-	version  string         // of the last event
+	streamed bool   // it began with a streamed list
+	listing  bool   // the list is still being streamed
+	version  string // of the last event
 	first    *watch.Event
 	events   chan watch.Event
 	stopped  chan struct{}
@@ -379,7 +378,7 @@ func (w *observedWatch) forward(ctx context.Context, o *observed) bool {
 			}
 			silent.Reset(o.silence)
 		case <-silent.C:
-			if !w.initial.going() {
+			if !w.listing {
 				if err := o.verify(ctx, w.version); err != nil {
 					w.pass(ctx, o, errorEvent(err))
 					return false
@@ -387,7 +386,7 @@ func (w *observedWatch) forward(ctx context.Context, o *observed) bool {
 			}
 			silent.Reset(o.silence)
 		case <-relist.C:
-			if !w.initial.going() && o.store.missing() {
+			if !w.listing && o.store.missing() {
 				w.pass(ctx, o, errorEvent(apierrors.NewResourceExpired("there may be quota for rejected objects")))
 				return false
 			}
@@ -418,14 +417,14 @@ func errorEvent(err error) watch.Event {
 
 // alive records that the server serves the watch.
 func (w *observedWatch) alive(ctx context.Context, o *observed) {
-	if w.initial.going() {
+	if w.listing {
 		o.health.recordResponse(ctx)
 		return
 	}
 	if !w.open {
 		w.open = true
 		o.health.streamOpened()
-		if w.initial != nil {
+		if w.streamed {
 			o.broken.Store(false)
 		}
 	}
@@ -434,7 +433,7 @@ func (w *observedWatch) alive(ctx context.Context, o *observed) {
 
 func (w *observedWatch) pass(ctx context.Context, o *observed, event watch.Event) bool {
 	o.count(event.Type)
-	event, last := w.initial.count(event)
+	w.listing = w.listing && !endsList(event)
 	if event.Type == watch.Error {
 		o.failed(ctx, verbWatch, apierrors.FromObject(event.Object))
 	} else {
@@ -445,7 +444,7 @@ func (w *observedWatch) pass(ctx context.Context, o *observed, event watch.Event
 	}
 	select {
 	case w.events <- event:
-		return !last
+		return true
 	case <-w.stopped:
 		return false
 	}
@@ -455,46 +454,8 @@ func streams(options metav1.ListOptions) bool {
 	return options.SendInitialEvents != nil && *options.SendInitialEvents
 }
 
-// initialEvents bounds the number of events of a streamed list: the reflector collects
-// them until the bookmark at the end of the list.
-type initialEvents struct {
-	left, most int
-	over       bool // the bookmark was received
-}
-
-// newInitialEvents returns nil for other watches. 0 objects: unlimited.
-func newInitialEvents(options metav1.ListOptions, objects int) *initialEvents {
-	if !streams(options) {
-		return nil
-	}
-	most := math.MaxInt
-	if objects > 0 {
-		const share = 2 // as in transit.admit
-		most = share * objects
-	}
-	return &initialEvents{left: most, most: most}
-}
-
-// going reports whether the list is still being streamed.
-func (i *initialEvents) going() bool { return i != nil && !i.over }
-
-// count returns the event to forward, and whether it is the last one.
-func (i *initialEvents) count(event watch.Event) (to watch.Event, last bool) {
-	if i == nil || i.over || event.Type == watch.Error {
-		return event, false
-	}
-	if event.Type == watch.Bookmark {
-		// A bookmark without metadata doesn't end the list.
-		if object, err := meta.Accessor(event.Object); err == nil && object.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
-			i.over = true
-			return event, false
-		}
-	}
-	if i.left--; i.left >= 0 {
-		return event, false
-	}
-	return watch.Event{Type: watch.Error, Object: &metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusInsufficientStorage,
-		Message: fmt.Sprintf("streamed list of more than %d objects, twice the maximum", i.most),
-	}}, true
+// endsList reports whether an event is the bookmark at the end of a streamed list.
+func endsList(event watch.Event) bool {
+	object, err := meta.Accessor(event.Object)
+	return event.Type == watch.Bookmark && err == nil && object.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true"
 }

@@ -61,21 +61,23 @@ type transit struct {
 	bytes   int64
 }
 
+// transitShare is how much of the quota a list may have while it is read.
+const transitShare = 2
+
 // admit reports whether to collect an object. The error ends the list.
 func (t *transit) admit(r *quota, held bool, size int64) (bool, error) {
 	if r.objects <= 0 {
 		return true, nil
 	}
-	const share = 2
-	if t.objects++; t.objects > share*r.objects {
-		return false, fmt.Errorf("more than %d objects, twice the maximum", share*r.objects)
+	if t.objects++; t.objects > transitShare*r.objects {
+		return false, fmt.Errorf("more than %d objects, twice the maximum", transitShare*r.objects)
 	}
 	if size == 0 {
 		return true, nil // not kept
 	}
 	most := r.bytes
 	if held {
-		most *= share
+		most *= transitShare
 	} else {
 		t.fresh++
 	}

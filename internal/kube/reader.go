@@ -37,7 +37,9 @@ func newReader[T any, P decodable[T]](client func() (Client, error), restrict fu
 type objectReader interface {
 	// read lists objects, and calls take for each; an error of it ends the list.
 	read(ctx context.Context, options metav1.ListOptions, take func(runtime.Object) error, dropped func()) (metav1.ListMeta, error)
-	follow(ctx context.Context, options metav1.ListOptions, dropped func()) (watch.Interface, error)
+	// follow watches objects. A streamed list of more than twice as many objects as most, if
+	// that isn't 0, ends with an error: the reflector collects it first.
+	follow(ctx context.Context, options metav1.ListOptions, most int, dropped func()) (watch.Interface, error)
 }
 
 // List implements cache.Lister.
@@ -58,7 +60,7 @@ func (r *reader[T, P]) Watch(options metav1.ListOptions) (watch.Interface, error
 
 // WatchWithContext implements cache.WatcherWithContext.
 func (r *reader[T, P]) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-	return r.follow(ctx, options, func() {})
+	return r.follow(ctx, options, 0, func() {})
 }
 
 func (r *reader[T, P]) open(ctx context.Context, options metav1.ListOptions) (io.ReadCloser, error) {
@@ -95,11 +97,15 @@ func (r *reader[T, P]) read(ctx context.Context, options metav1.ListOptions, tak
 	return head.ListMeta, nil
 }
 
-func (r *reader[T, P]) follow(ctx context.Context, options metav1.ListOptions, dropped func()) (watch.Interface, error) {
+func (r *reader[T, P]) follow(ctx context.Context, options metav1.ListOptions, most int, dropped func()) (watch.Interface, error) {
 	options.Watch = true
 	body, err := r.open(ctx, options)
 	if err != nil {
 		return nil, err
 	}
-	return watch.NewStreamWatcher(newEvents[T, P](body, dropped), apierrors.NewClientErrorReporter(http.StatusInternalServerError, http.MethodGet, "ClientWatchDecoding")), nil
+	decoder := newEvents[T, P](body, dropped)
+	if streams(options) {
+		decoder.most = transitShare * most
+	}
+	return watch.NewStreamWatcher(decoder, apierrors.NewClientErrorReporter(http.StatusInternalServerError, http.MethodGet, "ClientWatchDecoding")), nil
 }

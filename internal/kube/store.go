@@ -12,8 +12,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// store implements cache.ReflectorStore. It has trimmed objects by namespace/name, without
-// a queue or a second copy. The reflector calls it from one goroutine; reads are safe for
+// store implements cache.ReflectorStore. It has trimmed objects by namespace/name. Those of
+// client-go have no quota, in which accepted objects have precedence, keep no pointer of an
+// object that is equal to its last state, and pass changes on one by one. The reflector calls it from one goroutine; reads are safe for
 // concurrent use.
 type store[T any] struct {
 	keep    func(runtime.Object) (T, bool)

@@ -124,10 +124,13 @@ type events[T any, P decodable[T]] struct {
 	*stream
 	body    io.Closer
 	dropped func()
+	// listed counts objects of a streamed list until its end, most is their maximum; 0: no
+	// such list, or unlimited.
+	listed, most int
 }
 
 func newEvents[T any, P decodable[T]](body io.ReadCloser, dropped func()) *events[T, P] {
-	return &events[T, P]{newStream(body), body, dropped}
+	return &events[T, P]{stream: newStream(body), body: body, dropped: dropped}
 }
 
 // Close implements watch.Decoder.
@@ -138,10 +141,16 @@ func (e *events[T, P]) Decode() (watch.EventType, runtime.Object, error) {
 	for {
 		e.from.part("object", maxObject)
 		kind, object, err := e.next()
-		switch {
-		case err != nil:
+		if err != nil {
 			return "", nil, err
-		case object != nil:
+		}
+		if object != nil && endsList(watch.Event{Type: kind, Object: object}) {
+			e.most = 0
+		}
+		if e.listed++; e.most > 0 && e.listed > e.most && kind != watch.Error {
+			return "", nil, fmt.Errorf("streamed list of more than %d objects, twice the maximum", e.most)
+		}
+		if object != nil {
 			return kind, object, nil
 		}
 		e.dropped()
