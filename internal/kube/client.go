@@ -17,6 +17,7 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
+	multiclusterv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 )
 
 // Client has the resources that the programs use; an empty namespace means all namespaces.
@@ -27,9 +28,12 @@ type Client interface {
 	EndpointSlices(namespace string) Objects[*discoveryv1.EndpointSlice, *discoveryv1.EndpointSliceList]
 	Events(namespace string) Objects[*corev1.Event, *corev1.EventList]
 	Leases(namespace string) Objects[*coordinationv1.Lease, *coordinationv1.LeaseList]
+	Namespaces() Objects[*corev1.Namespace, *corev1.NamespaceList]
 	Nodes() Objects[*corev1.Node, *corev1.NodeList]
 	Pods(namespace string) Objects[*corev1.Pod, *corev1.PodList]
 	Secrets(namespace string) Objects[*corev1.Secret, *corev1.SecretList]
+	ServiceExports(namespace string) Objects[*multiclusterv1.ServiceExport, *multiclusterv1.ServiceExportList]
+	ServiceImports(namespace string) Objects[*multiclusterv1.ServiceImport, *multiclusterv1.ServiceImportList]
 	ServiceCIDRs() Objects[*networkingv1.ServiceCIDR, *networkingv1.ServiceCIDRList]
 	Services(namespace string) Objects[*corev1.Service, *corev1.ServiceList]
 
@@ -62,8 +66,14 @@ func newClient(cfg *rest.Config, shared *http.Client) (Client, error) {
 		corev1.SchemeGroupVersion:           &g.core,
 		discoveryv1.SchemeGroupVersion:      &g.discovery,
 		networkingv1.SchemeGroupVersion:     &g.networking,
+		multicluster():                      &g.multicluster,
 	} {
-		client, err := rest.RESTClientForConfigAndClient(GroupConfig(cfg, gv, builtin()), shared)
+		group := GroupConfig(cfg, gv, builtin())
+		if gv == multicluster() {
+			group.ContentType = runtime.ContentTypeJSON // as of all custom resources
+			group.AcceptContentTypes = runtime.ContentTypeJSON
+		}
+		client, err := rest.RESTClientForConfigAndClient(group, shared)
 		if err != nil {
 			return nil, fmt.Errorf("make client: %w", err)
 		}
@@ -72,12 +82,15 @@ func newClient(cfg *rest.Config, shared *http.Client) (Client, error) {
 	return g, nil
 }
 
+// multicluster is the group of the Multi-Cluster Services API.
+func multicluster() schema.GroupVersion { return schema.GroupVersion(multiclusterv1.GroupVersion) }
+
 // builtin returns the serializer of the groups of Client.
 var builtin = sync.OnceValue(func() runtime.NegotiatedSerializer {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
 		authenticationv1.AddToScheme, authorizationv1.AddToScheme, coordinationv1.AddToScheme,
-		corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme,
+		corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, multiclusterv1.AddToScheme,
 	} {
 		utilruntime.Must(add(scheme))
 	}
@@ -86,7 +99,7 @@ var builtin = sync.OnceValue(func() runtime.NegotiatedSerializer {
 
 // groups are the clients of each group.
 type groups struct {
-	authentication, authorization, coordination, core, discovery, networking rest.Interface
+	authentication, authorization, coordination, core, discovery, networking, multicluster rest.Interface
 }
 
 //nolint:staticcheck // See Client.
@@ -106,6 +119,10 @@ func (g *groups) Leases(namespace string) Objects[*coordinationv1.Lease, *coordi
 	return NewObjects[coordinationv1.Lease, coordinationv1.LeaseList](g.coordination, "leases", namespace)
 }
 
+func (g *groups) Namespaces() Objects[*corev1.Namespace, *corev1.NamespaceList] {
+	return NewObjects[corev1.Namespace, corev1.NamespaceList](g.core, "namespaces", "")
+}
+
 func (g *groups) Nodes() Objects[*corev1.Node, *corev1.NodeList] {
 	return NewObjects[corev1.Node, corev1.NodeList](g.core, "nodes", "")
 }
@@ -120,6 +137,14 @@ func (g *groups) Secrets(namespace string) Objects[*corev1.Secret, *corev1.Secre
 
 func (g *groups) ServiceCIDRs() Objects[*networkingv1.ServiceCIDR, *networkingv1.ServiceCIDRList] {
 	return NewObjects[networkingv1.ServiceCIDR, networkingv1.ServiceCIDRList](g.networking, "servicecidrs", "")
+}
+
+func (g *groups) ServiceExports(namespace string) Objects[*multiclusterv1.ServiceExport, *multiclusterv1.ServiceExportList] {
+	return NewObjects[multiclusterv1.ServiceExport, multiclusterv1.ServiceExportList](g.multicluster, "serviceexports", namespace)
+}
+
+func (g *groups) ServiceImports(namespace string) Objects[*multiclusterv1.ServiceImport, *multiclusterv1.ServiceImportList] {
+	return NewObjects[multiclusterv1.ServiceImport, multiclusterv1.ServiceImportList](g.multicluster, "serviceimports", namespace)
 }
 
 func (g *groups) Services(namespace string) Objects[*corev1.Service, *corev1.ServiceList] {

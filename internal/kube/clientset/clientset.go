@@ -11,6 +11,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	multiclusterv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
@@ -37,6 +38,10 @@ func (c client) Leases(namespace string) kube.Objects[*coordinationv1.Lease, *co
 	return c.all.CoordinationV1().Leases(namespace)
 }
 
+func (c client) Namespaces() kube.Objects[*corev1.Namespace, *corev1.NamespaceList] {
+	return c.all.CoreV1().Namespaces()
+}
+
 func (c client) Nodes() kube.Objects[*corev1.Node, *corev1.NodeList] { return c.all.CoreV1().Nodes() }
 
 func (c client) Pods(namespace string) kube.Objects[*corev1.Pod, *corev1.PodList] {
@@ -49,6 +54,16 @@ func (c client) Secrets(namespace string) kube.Objects[*corev1.Secret, *corev1.S
 
 func (c client) ServiceCIDRs() kube.Objects[*networkingv1.ServiceCIDR, *networkingv1.ServiceCIDRList] {
 	return c.all.NetworkingV1().ServiceCIDRs()
+}
+
+// ServiceExports panics: client-go's clientset has no custom resources.
+func (c client) ServiceExports(string) kube.Objects[*multiclusterv1.ServiceExport, *multiclusterv1.ServiceExportList] {
+	panic("no clientset has ServiceExports")
+}
+
+// ServiceImports panics: client-go's clientset has no custom resources.
+func (c client) ServiceImports(string) kube.Objects[*multiclusterv1.ServiceImport, *multiclusterv1.ServiceImportList] {
+	panic("no clientset has ServiceImports")
 }
 
 func (c client) Services(namespace string) kube.Objects[*corev1.Service, *corev1.ServiceList] {

@@ -173,9 +173,12 @@ func kinds() map[string]metav1.TypeMeta {
 		"events":            {Kind: "Event", APIVersion: "v1"},
 		"globalnetworksets": {Kind: "GlobalNetworkSet", APIVersion: "projectcalico.org/v3"},
 		"leases":            {Kind: "Lease", APIVersion: "coordination.k8s.io/v1"},
+		"namespaces":        {Kind: "Namespace", APIVersion: "v1"},
 		"nodes":             {Kind: "Node", APIVersion: "v1"},
 		"pods":              {Kind: "Pod", APIVersion: "v1"},
 		"servicecidrs":      {Kind: "ServiceCIDR", APIVersion: "networking.k8s.io/v1"},
+		"serviceexports":    {Kind: "ServiceExport", APIVersion: "multicluster.x-k8s.io/v1beta1"},
+		"serviceimports":    {Kind: "ServiceImport", APIVersion: "multicluster.x-k8s.io/v1beta1"},
 		"services":          {Kind: "Service", APIVersion: "v1"},
 	}
 }
@@ -366,7 +369,9 @@ func (a *API) store(resource string, o *unstructured.Unstructured) {
 	o.SetAPIVersion(kinds()[resource].APIVersion)
 	if resource == "services" {
 		if ip, _, _ := unstructured.NestedString(o.Object, "spec", "clusterIP"); ip == "" {
-			_ = unstructured.SetNestedField(o.Object, fmt.Sprintf("10.96.0.%d", a.version), "spec", "clusterIP")
+			ip = fmt.Sprintf("10.96.0.%d", a.version)
+			_ = unstructured.SetNestedField(o.Object, ip, "spec", "clusterIP")
+			_ = unstructured.SetNestedStringSlice(o.Object, []string{ip}, "spec", "clusterIPs")
 		}
 		_ = unstructured.SetNestedStringSlice(o.Object, []string{"IPv4"}, "spec", "ipFamilies")
 		_ = unstructured.SetNestedField(o.Object, "SingleStack", "spec", "ipFamilyPolicy")
