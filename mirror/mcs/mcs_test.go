@@ -1,0 +1,183 @@
+package mcs
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+)
+
+func offer(cluster string, created int64, ports ...Port) Offer {
+	return Offer{Cluster: cluster, Export: &Export{Created: time.Unix(created, 0), Mark: mark(cluster)}, Ports: ports, IPv4: true}
+}
+
+func tcp(name string, port int32) Port {
+	return Port{Name: name, Protocol: corev1.ProtocolTCP, Port: port}
+}
+
+func names(ports []Port) string {
+	text := make([]string, 0, len(ports))
+	for _, p := range ports {
+		text = append(text, p.String())
+	}
+	return strings.Join(text, ", ")
+}
+
+func TestDerivedNames(t *testing.T) {
+	a, b := DerivedName("a", "b-c"), DerivedName("a-b", "c")
+	if a == b || !IsDerivedName(a) || a != DerivedName("a", "b-c") {
+		t.Errorf("%s, %s", a, b)
+	}
+	for _, name := range []string{"derived-", "derived-0123456789a", "derived-012345678z", "derived-of-a-thing", "web"} {
+		if IsDerivedName(name) {
+			t.Errorf("%s counts as derived", name)
+		}
+	}
+}
+
+func TestMerge(t *testing.T) {
+	udp := Port{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 42}
+	sctp := Port{Name: "stcp", Protocol: corev1.ProtocolSCTP, Port: 142}
+	yes, no := true, false
+	with := func(o Offer, change func(o *Offer)) Offer {
+		change(&o)
+		return o
+	}
+	for _, c := range []struct {
+		name    string
+		offers  []Offer
+		running *bool
+		ports   string
+		kind    v1beta1.ServiceImportType
+		reasons string
+	}{
+		{"one", []Offer{offer("a", 1, tcp("tcp", 42), udp)}, nil, "tcp 42/TCP, udp 42/UDP", "ClusterSetIP", ""},
+		{"equal", []Offer{offer("a", 1, tcp("tcp", 42), udp), offer("b", 2, udp, tcp("tcp", 42))}, nil, "tcp 42/TCP, udp 42/UDP", "ClusterSetIP", ""},
+		{"united", []Offer{offer("a", 1, tcp("tcp", 42), udp), offer("b", 2, tcp("tcp", 42), sctp)}, nil, "tcp 42/TCP, udp 42/UDP, stcp 142/SCTP", "ClusterSetIP", "PortConflict"},
+		{"one name", []Offer{offer("a", 1, tcp("tcp", 42), udp), offer("b", 2, tcp("tcp", 43))}, nil, "tcp 42/TCP, udp 42/UDP", "ClusterSetIP", "PortConflict"},
+		{"one number", []Offer{offer("a", 1, tcp("tcp", 42)), offer("b", 2, tcp("web", 42))}, nil, "tcp 42/TCP", "ClusterSetIP", "PortConflict"},
+		{"without a name", []Offer{offer("a", 1, tcp("", 42)), offer("b", 2, tcp("web", 43))}, nil, "42/TCP", "ClusterSetIP", "PortConflict"},
+		{"headless, the second", []Offer{offer("a", 1), with(offer("b", 2), func(o *Offer) { o.Headless = true })}, nil, "", "ClusterSetIP", "TypeConflict"},
+		{"headless, the first", []Offer{with(offer("a", 1), func(o *Offer) { o.Headless = true }), offer("b", 2)}, nil, "", "Headless", "TypeConflict"},
+		{"headless, but not what runs", []Offer{with(offer("a", 1), func(o *Offer) { o.Headless = true }), offer("b", 2)}, &no, "", "ClusterSetIP", "TypeConflict"},
+		{"no offer agrees with what runs", []Offer{offer("a", 1), offer("b", 2)}, &yes, "", "ClusterSetIP", ""},
+		{
+			"all else", []Offer{offer("a", 1), with(offer("b", 2), func(o *Offer) {
+				o.AffinityTimeout, o.InternalTrafficPolicy, o.TrafficDistribution, o.IPv6 = 10, "Local", "PreferClose", true
+				o.Labels, o.Annotations = map[string]string{"a": "b"}, map[string]string{"c": "d"}
+			})}, nil, "", "ClusterSetIP", "SessionAffinityConflict,AnnotationsConflict,LabelsConflict,InternalTrafficPolicyConflict,TrafficDistributionConflict,IPFamilyConflict",
+		},
+		{
+			"affinity", []Offer{with(offer("a", 1), func(o *Offer) { o.AffinityTimeout = 10 }), with(offer("b", 2), func(o *Offer) { o.AffinityTimeout = 20 })},
+			nil, "", "ClusterSetIP", "SessionAffinityConfigConflict",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			i, conflict := Merge(c.offers, c.running)
+			var reasons []string
+			for _, r := range conflict.Reasons {
+				reasons = append(reasons, string(r))
+			}
+			if got := strings.Join(reasons, ","); names(i.Ports) != c.ports || typeOf(i.Headless) != c.kind || got != c.reasons {
+				t.Errorf("ports %s, type %s, conflicts %s", names(i.Ports), typeOf(i.Headless), got)
+			}
+			if o := i.Object("shop", "web", nil, nil); o.Spec.Type != c.kind || o.Spec.Ports == nil {
+				t.Errorf("object %+v", o.Spec)
+			}
+		})
+	}
+}
+
+// The order in which exports are seen doesn't matter, and one that is seen later decides
+// nothing about a running import.
+func TestRank(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		var offers []Offer
+		for n := range 1 + random.IntN(5) {
+			o := offer(fmt.Sprintf("c%d", n), random.Int64N(4))
+			for p := range random.IntN(4) {
+				o.Ports = append(o.Ports, tcp(fmt.Sprint("p", random.IntN(4)), int32(80+p)))
+			}
+			o.Headless = random.IntN(3) == 0
+			offers = append(offers, o)
+		}
+		merged := func(of []Offer, running []Incumbent) Import {
+			of = slices.Clone(of)
+			random.Shuffle(len(of), func(i, j int) { of[i], of[j] = of[j], of[i] })
+			Rank(of, running)
+			i, _ := Merge(of, nil)
+			return i
+		}
+		first := merged(offers, nil)
+		if again := merged(offers, nil); !reflect.DeepEqual(first, again) {
+			t.Fatalf("%+v\n%+v", first, again)
+		}
+		late := offer("late", -1e9, tcp("p0", 666), tcp("p1", 667))
+		with := merged(append(offers, late), first.Exports)
+		if with.Headless != first.Headless || !slices.Equal(with.Ports[:len(first.Ports)], first.Ports) {
+			t.Fatalf("seized: %+v\n%+v", first, with)
+		}
+		again := slices.Clone(offers)
+		again[0].Export = &Export{Created: time.Unix(-1e9, 0), Mark: mark("created again")}
+		if of := merged(again, first.Exports); len(offers) > 1 && of.Exports[len(offers)-1].Cluster != "c0" {
+			t.Fatalf("an export that was created again is not last: %+v", of.Exports)
+		}
+	}
+}
+
+func TestIncumbentsAreReadBack(t *testing.T) {
+	all := []Incumbent{{"aws", mark("1")}, {"gcp", mark("2")}}
+	if got := ParseIncumbents(FormatIncumbents(all)); !slices.Equal(got, all) {
+		t.Errorf("%v", got)
+	}
+	for _, text := range []string{"", "aws", "aws/", "AWS/" + mark("1"), "a/b/c", strings.Repeat(",", 1000)} {
+		if got := ParseIncumbents(text); len(got) > 0 {
+			t.Errorf("%q: %v", text, got)
+		}
+	}
+}
+
+func TestTrimExport(t *testing.T) {
+	many := map[string]string{}
+	for n := range 1000 {
+		many[fmt.Sprintf("example.com/k%03d", n)] = strings.Repeat("x", 100)
+	}
+	x := TrimExport(&v1beta1.ServiceExport{
+		ObjectMeta: metav1.ObjectMeta{UID: types.UID(strings.Repeat("u", 1<<20))},
+		Spec: v1beta1.ServiceExportSpec{
+			ExportedLabels: map[string]string{
+				"a": "b", "not a key": "c", "d": "not a value", "mirror.semaphore.uw.io/imported": "true", "argocd.argoproj.io/instance": "x",
+			},
+			ExportedAnnotations: many,
+		},
+		Status: v1beta1.ServiceExportStatus{Conditions: []metav1.Condition{{Type: ConditionCluster, Message: "Not A Label"}}},
+	}, false)
+	if !maps.Equal(x.Labels, map[string]string{"a": "b"}) || len(x.Annotations) != maxExportedKeys || len(x.NotCopied) != maxNamed || len(x.Mark) != markLength || x.Cluster != "" {
+		t.Errorf("%v, %d annotations, not copied %v, mark %s", x.Labels, len(x.Annotations), x.NotCopied, x.Mark)
+	}
+}
+
+func TestConditionsChangeOnlyWithTheirContent(t *testing.T) {
+	conflict := Conflict{Reasons: []v1beta1.ServiceExportConditionReason{"PortConflict", "TypeConflict"}, Differences: []Difference{{"aws", strings.Repeat("x", 1e5)}}}
+	want := ExportConditions("gcp", &Export{}, Fault{}, &conflict, "")
+	all, changed := SetConditions([]metav1.Condition{{Type: "Other", Status: "True"}}, want, 1)
+	if !changed || len(all) != 5 || all[3].Reason != "PortConflict,TypeConflict" || len(all[3].Message) > maxMessage {
+		t.Errorf("%v", all)
+	}
+	if again, changed := SetConditions(all, want, 1); changed {
+		t.Errorf("changed again: %v", again)
+	}
+	if again, changed := SetConditions(all, ExportConditions("gcp", &Export{}, NoService(), &Conflict{}, ""), 2); !changed || again[1].Status != "False" || again[3].Status != "False" {
+		t.Errorf("%v", again)
+	}
+}

@@ -1,0 +1,58 @@
+package mcs
+
+import (
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+)
+
+// Object returns the ServiceImport without a status. ips and families are those of its derived
+// Service, none if it has none yet.
+func (i *Import) Object(namespace, name string, ips []string, families []corev1.IPFamily) *v1beta1.ServiceImport {
+	labels, annotations := maps.Clone(i.Labels), maps.Clone(i.Annotations)
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	labels[LabelImported], annotations[AnnotExports] = "true", FormatIncumbents(i.Exports)
+	o := &v1beta1.ServiceImport{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1beta1.GroupVersion.String(), Kind: v1beta1.ServiceImportKindName},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: labels, Annotations: annotations},
+		Spec: v1beta1.ServiceImportSpec{
+			Type: typeOf(i.Headless), Ports: []v1beta1.ServicePort{}, IPs: ips, IPFamilies: families,
+			SessionAffinity: affinityOf(i.AffinityTimeout), SessionAffinityConfig: affinityConfig(i.AffinityTimeout),
+		},
+	}
+	if i.InternalTrafficPolicy != "" {
+		o.Spec.InternalTrafficPolicy = &i.InternalTrafficPolicy
+	}
+	if i.TrafficDistribution != "" {
+		o.Spec.TrafficDistribution = &i.TrafficDistribution
+	}
+	for _, p := range i.Ports {
+		port := v1beta1.ServicePort{Name: p.Name, Protocol: p.Protocol, Port: p.Port}
+		if p.AppProtocol != "" {
+			port.AppProtocol = &p.AppProtocol
+		}
+		o.Spec.Ports = append(o.Spec.Ports, port)
+	}
+	return o
+}
+
+func affinityConfig(timeout int32) *corev1.SessionAffinityConfig {
+	if timeout <= 0 {
+		return nil
+	}
+	return &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}}
+}
+
+// Owner returns the owner reference to an import of the objects that are made for it: they
+// are deleted with it, also while no controller runs.
+func Owner(name string, uid types.UID) metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: v1beta1.GroupVersion.String(), Kind: v1beta1.ServiceImportKindName, Name: name, UID: uid}
+}
