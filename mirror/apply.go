@@ -81,7 +81,7 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], have 
 		if err == nil {
 			continue
 		}
-		missing = missing || c.Object == aService && c.Verb != verbPatch
+		missing = missing || (c.Object == aService || c.Object == anImport) && c.Verb != verbPatch
 		err = fmt.Errorf("%s %s %s: %w", c.Verb, c.Object, c.Name, err)
 		if apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) {
 			err = fmt.Errorf("%w: %w", keep.ErrOutdated, err)
@@ -113,6 +113,9 @@ type response struct {
 
 func (a *applier) change(ctx context.Context, have *Observed, want *Service, c *Change) (response, error) {
 	a.count(c.Object, c.Verb)
+	if k, is := importKey(want.Name); is {
+		return a.importChange(ctx, k, have, want, c)
+	}
 	switch c.Object {
 	case aService:
 		return a.service(ctx, have.Service, want, c)
@@ -234,58 +237,79 @@ func servicePatch(have identity, want *corev1.Service) mergePatch {
 	return p
 }
 
+// sliceWriter writes the slices of mirrors and global services, or those of one import.
+type sliceWriter struct {
+	*applier
+	api      kube.Objects[*discoveryv1.EndpointSlice, *discoveryv1.EndpointSliceList]
+	ledger   *keep.Ledger[ObservedSlice]
+	name     string // of the object
+	owners   []metav1.OwnerReference
+	observed func(*discoveryv1.EndpointSlice) *ObservedSlice
+	object   func(*Slice) *discoveryv1.EndpointSlice
+	own      func(*discoveryv1.EndpointSlice) ownFields
+	// labels and annotations are those that we set and remove.
+	labels, annotations []string
+}
+
 func (a *applier) slice(ctx context.Context, have *ObservedSlice, want *Service, c *Change) (response, error) {
-	api := a.client.EndpointSlices(a.namespace)
+	w := sliceWriter{
+		applier: a, api: a.client.EndpointSlices(a.namespace), ledger: a.local.slices, name: c.Name,
+		observed: a.sums.observedSlice, own: ownSlice, labels: sliceLabels, annotations: sliceAnnotations,
+		object: func(s *Slice) *discoveryv1.EndpointSlice { return s.object(a.namespace, want.Name) },
+	}
+	return w.write(ctx, have, want, c)
+}
+
+func (w *sliceWriter) write(ctx context.Context, have *ObservedSlice, want *Service, c *Change) (response, error) {
 	if c.Verb == verbDelete {
-		a.log.DebugContext(ctx, "deleting endpoint slice", "service", want.Name, "slice", c.Name)
-		return response{}, deleted(a.local.slices, have, api.Delete(ctx, c.Name, exactly(c.have)))
+		w.log.DebugContext(ctx, "deleting endpoint slice", "service", want.Name, "slice", c.Name)
+		return response{}, deleted(w.ledger, have, w.api.Delete(ctx, w.name, exactly(c.have)))
 	}
 	var object, made *discoveryv1.EndpointSlice
 	var err error
 	switch {
 	case c.Slice == nil:
-		made, err = a.patchSlice(ctx, c, nil)
+		made, err = w.patch(ctx, c, nil)
 		if object = made.DeepCopy(); err == nil {
 			object.Ports = c.Ports
 		}
 	case c.Verb == verbCreate:
-		object = c.Slice.object(a.namespace, want.Name)
-		made, err = api.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
+		object = w.object(c.Slice)
+		made, err = w.api.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
 	default:
-		object = c.Slice.object(a.namespace, want.Name)
-		if made, err = a.patchSlice(ctx, c, object); kube.Refused(err) && have != nil {
-			return a.withdraw(ctx, have, c, object), err
+		object = w.object(c.Slice)
+		if made, err = w.patch(ctx, c, object); kube.Refused(err) && have != nil {
+			return w.withdraw(ctx, have, c, object), err
 		}
 	}
 	if err != nil {
 		return response{}, err
 	}
-	o := a.sums.observedSlice(made)
-	a.local.slices.Wrote(o)
-	a.log.DebugContext(ctx, "endpoint slice written", "service", want.Name, "slice", c.Name, "endpoints", len(made.Endpoints))
-	return response{o.sum, differing(c.want, o.sum, ownSlice(object), ownSlice(made))}, nil
+	o := w.observed(made)
+	w.ledger.Wrote(o)
+	w.log.DebugContext(ctx, "endpoint slice written", "service", want.Name, "slice", c.Name, "endpoints", len(made.Endpoints))
+	return response{o.sum, differing(c.want, o.sum, w.own(object), w.own(made))}, nil
 }
 
-// patchSlice makes a slice the given object; nil: it restricts its ports.
-func (a *applier) patchSlice(ctx context.Context, c *Change, object *discoveryv1.EndpointSlice) (*discoveryv1.EndpointSlice, error) {
+// patch makes a slice the given object; nil: it restricts its ports.
+func (w *sliceWriter) patch(ctx context.Context, c *Change, object *discoveryv1.EndpointSlice) (*discoveryv1.EndpointSlice, error) {
 	var p mergePatch
 	if object == nil {
 		p = marked(c.have, &discoveryv1.EndpointSlice{}, nil, nil)
 		p["ports"] = c.Ports
 	} else {
-		p = marked(c.have, object, sliceLabels, sliceAnnotations)
+		p = marked(c.have, object, w.labels, w.annotations)
 		p["endpoints"], p["ports"] = object.Endpoints, object.Ports
+		if w.owners != nil {
+			p = owned(p, w.owners)
+		}
 	}
-	data, err := json.Marshal(p)
-	if err != nil {
-		return nil, err
-	}
-	return a.client.EndpointSlices(a.namespace).Patch(ctx, c.Name, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
+	return patchOf(ctx, w.api.Patch, w.name, p)
 }
 
 // withdraw makes only the removals of a refused patch: an endpoint that isn't admitted must
 // not keep others from leaving. The caller reports the refusal.
-func (a *applier) withdraw(ctx context.Context, have *ObservedSlice, c *Change, object *discoveryv1.EndpointSlice) response {
+func (w *sliceWriter) withdraw(ctx context.Context, have *ObservedSlice, c *Change, object *discoveryv1.EndpointSlice) response {
 	less := object.DeepCopy()
 	less.Endpoints = slices.DeleteFunc(less.Endpoints, func(e discoveryv1.Endpoint) bool {
 		return slices.ContainsFunc(e.Addresses, func(text string) bool {
@@ -297,13 +321,13 @@ func (a *applier) withdraw(ctx context.Context, have *ObservedSlice, c *Change, 
 	if len(less.Endpoints) == len(object.Endpoints) || len(less.Endpoints) == len(have.addresses) || len(less.Endpoints) == 0 {
 		return response{}
 	}
-	made, err := a.patchSlice(ctx, c, less)
+	made, err := w.patch(ctx, c, less)
 	if err != nil {
 		return response{}
 	}
-	o := a.sums.observedSlice(made)
-	a.local.slices.Wrote(o)
-	a.log.InfoContext(ctx, "endpoints withdrawn, while others are refused", "slice", c.Name, "endpoints", len(less.Endpoints))
+	o := w.observed(made)
+	w.ledger.Wrote(o)
+	w.log.InfoContext(ctx, "endpoints withdrawn, while others are refused", "slice", c.Name, "endpoints", len(less.Endpoints))
 	return response{sum: o.sum}
 }
 
@@ -371,6 +395,9 @@ func (a *applier) withdrawEndpoints(ctx context.Context, have *ObservedEndpoints
 
 // warn creates Events about a service of ours, and joins the errors.
 func (a *applier) warn(ctx context.Context, overridden []keep.Override, have *Observed, want *Service) error {
+	if _, is := importKey(want.Name); is {
+		return nil // conditions of exports and imports say it
+	}
 	o := a.local.services.Get(want.Name)
 	if want.Absent || o == nil || !o.ours {
 		return nil

@@ -37,6 +37,9 @@ type Config struct {
 	// LocalMinimum is the minimum number of ready local endpoints for that, unless a label
 	// of the service overrides it.
 	LocalMinimum int
+	// MultiCluster is whether the Multi-Cluster Services API is implemented, once the local
+	// cluster serves it.
+	MultiCluster bool
 	// ReportNamespace is the namespace of the agents' path reports; empty: none.
 	ReportNamespace string
 	// LegacyEndpoints also writes objects of the deprecated Endpoints API.
@@ -84,6 +87,9 @@ const (
 	// passBurst is the number of passes without passSpacing after a quiet time: a change
 	// and its consequences need two or three.
 	passBurst = 4
+	// firstImports is the time after the start for which new imports wait for remotes that
+	// have not been read.
+	firstImports = 30 * time.Second
 	// slowPass is the interval of passes without an event.
 	slowPass = 30 * time.Second
 	// Bounds of the back-off of one service.
@@ -104,8 +110,11 @@ type Controller struct {
 	servers  map[string]*kube.Server // of remotes, by name
 	sources  []*source
 	local    *localFeeds
-	removeAt time.Time // when services of remotes that are no longer configured are removed
-	departed []string  // configured ones that are ignored
+	multi    *multicluster // nil: disabled
+	removeAt time.Time     // when services of remotes that are no longer configured are removed
+	// importAfter is until when new imports wait for remotes that have not been read.
+	importAfter time.Time
+	departed    []string // configured ones that are ignored
 
 	mu       sync.Mutex
 	snapshot *Snapshot
@@ -151,6 +160,9 @@ func New(cfg Config) *Controller {
 	if cfg.GlobalSelector != nil {
 		kinds = append(kinds, merged)
 	}
+	if cfg.MultiCluster {
+		kinds = append(kinds, exported)
+	}
 	sums, local := newSummer(), newLocal(c.trigger.Fire)
 	c.snapshot = newSnapshot(clusters, kinds, local, sums)
 	for _, name := range cfg.Departed {
@@ -162,6 +174,9 @@ func New(cfg Config) *Controller {
 		events: event.NewRecorder(event.Config{Client: cfg.Client, Component: managedBy}), log: c.log, count: c.metrics.wrote,
 	}
 	c.local = c.newLocalFeeds()
+	if cfg.MultiCluster {
+		c.multi, c.importAfter = c.newMulticluster(), time.Now().Add(firstImports)
+	}
 	for _, id := range c.snapshot.order {
 		if r := c.remote(id.cluster); r != nil {
 			c.sources = append(c.sources, c.newSource(id, r.Client, r))
@@ -191,11 +206,12 @@ func (c *Controller) String() string { return "service mirror" }
 // Tasks returns the tasks of every replica.
 func (c *Controller) Tasks() []run.Task {
 	tasks := append(c.local.tasks(), c.loop)
+	served := (*gate)(nil)
+	if c.multi != nil {
+		served, tasks = c.multi.served, append(tasks, c.multi.tasks()...)
+	}
 	for _, s := range c.sources {
-		tasks = append(tasks, s.origins, s.slices)
-		if s.drain != nil {
-			tasks = append(tasks, s.drain)
-		}
+		tasks = append(tasks, s.tasks(served)...)
 	}
 	for i := range c.cfg.Remotes {
 		tasks = append(tasks, c.servers[c.cfg.Remotes[i].Name])
@@ -217,6 +233,7 @@ func (c *Controller) due() (first time.Time) {
 		}
 	}
 	at(c.snapshot.removeAt)
+	at(c.snapshot.importAfter)
 	at(c.snapshot.paths.first())
 	for i := range c.cfg.Remotes {
 		if r := &c.cfg.Remotes[i]; r.ResyncPeriod > 0 {
@@ -261,6 +278,16 @@ func (c *Controller) pass(now time.Time) ([]string, *keep.Writer[string]) {
 		again := src.read(s, zonesKnown || c.remote(src.id.cluster) != nil)
 		more = more || again
 	}
+	if c.multi != nil {
+		c.multi.read(s)
+		s.observeImports()
+	}
+	if after := c.importAfter; now.Before(after) != !s.importAfter.IsZero() {
+		if s.importAfter = after; !now.Before(after) {
+			s.importAfter = time.Time{}
+		}
+		s.all = true
+	}
 	if now.Before(c.removeAt) {
 		s.setRemoveAt(c.removeAt)
 	} else {
@@ -293,6 +320,9 @@ func (c *Controller) pass(now time.Time) ([]string, *keep.Writer[string]) {
 // note updates the status of a service, and logs conflicts with foreign objects.
 func (c *Controller) note(w *Service) {
 	have := c.snapshot.local.get(w.Name, w)
+	if k, is := importKey(w.Name); is {
+		have = c.snapshot.local.imported.get(k, w)
+	}
 	before := c.survey.blocked[w.Name]
 	c.survey.note(&have, w)
 	switch now := c.survey.blocked[w.Name]; {
@@ -353,6 +383,12 @@ func (c *Controller) tenant(name string) string {
 	defer c.mu.Unlock()
 	w, have := c.memo.services[name], c.snapshot.local.services.Get(name)
 	switch {
+	case w != nil && w.Origin.Import():
+		for _, cluster := range w.Clusters {
+			if cluster != c.cfg.Cluster {
+				return cluster
+			}
+		}
 	case w != nil && !w.Origin.Global():
 		return w.Origin.Cluster
 	case w != nil && len(w.Accepted) > 0:
@@ -371,7 +407,11 @@ func (c *Controller) put(ctx context.Context, name string) error {
 	want, have := c.snapshot.want(c.memo, name)
 	past := c.past
 	c.mu.Unlock()
-	again, err := c.apply.apply(ctx, past, &have, &want, Diff(have, want))
+	changes := Diff(have, want)
+	if _, is := importKey(name); is {
+		changes = c.apply.sums.diffImport(have, want)
+	}
+	again, err := c.apply.apply(ctx, past, &have, &want, changes)
 	if eventErr := c.apply.warn(ctx, past.Of(name, time.Now()), &have, &want); eventErr != nil {
 		c.log.WarnContext(ctx, "create event failed", "service", name, "err", eventErr)
 		if again == 0 || again > slowPass {

@@ -43,6 +43,9 @@ func Desired(s *Snapshot, m *Memo) []Service {
 		for k := range s.local.globals {
 			origins[ID{Key: k}] = struct{}{}
 		}
+		for k := range s.local.imported.keys() {
+			origins[ID{clusterSet, k}] = struct{}{}
+		}
 		maps.Copy(names, s.local.names())
 	}
 	for name := range names {
@@ -77,6 +80,9 @@ func (m *Memo) update(s *Snapshot, origins map[ID]struct{}, names map[string]str
 func (m *Memo) reclaim(s *Snapshot, origins map[ID]struct{}) {
 	touched := map[string]struct{}{}
 	for id := range origins {
+		if id.Import() {
+			continue // it has the name of its exports
+		}
 		before, had := m.claimed[id]
 		now, has := m.claimOf(s, id)
 		if had == has && before == now {
@@ -159,7 +165,10 @@ func (m *Memo) holds(s *Snapshot, c claim) bool {
 
 // name returns the local name of an origin, and the origin that has the claimed name
 // instead, if any. Empty: it is not copied.
-func (m *Memo) name(id ID) (name string, instead *ID) {
+func (m *Memo) name(s *Snapshot, id ID) (name string, instead *ID) {
+	if id.Import() {
+		return s.importName(m, id.Key), nil
+	}
 	c, ok := m.claimed[id]
 	if !ok {
 		return "", nil
@@ -189,7 +198,7 @@ func (m *Memo) compute(s *Snapshot, origins map[ID]struct{}, names map[string]st
 	}
 	var now []*Service
 	for _, id := range ids {
-		name, instead := m.name(id)
+		name, instead := m.name(s, id)
 		if name == "" {
 			if id.Global() {
 				delete(m.ranks, id.Key)
@@ -204,9 +213,12 @@ func (m *Memo) compute(s *Snapshot, origins map[ID]struct{}, names map[string]st
 	b := m.builder(s, now, before)
 	for _, w := range now {
 		b.begin(w, before[w.Origin])
-		if w.Origin.Global() {
+		switch {
+		case w.Origin.Global():
 			b.global(w)
-		} else {
+		case w.Origin.Import():
+			b.imported(w)
+		default:
 			b.mirror(w)
 		}
 		b.end(w)
@@ -239,7 +251,7 @@ func (m *Memo) parts(s *Snapshot, k Key) []*part {
 		if o := m.copied(s, id, k); o != nil {
 			set := s.sets[id]
 			parts = append(parts, &part{
-				cluster: id.cluster, origin: o, local: set.cluster.local, stale: set.stale, drained: s.drained[id.cluster],
+				set: set, cluster: id.cluster, origin: o, local: set.cluster.local, stale: set.stale, drained: s.drained[id.cluster],
 				rank: slices.Index(accepted, id.cluster) + 1, slices: set.slices[k],
 			})
 		}

@@ -8,6 +8,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 )
 
 // Verbs and objects of a Change, as in metrics.
@@ -34,6 +36,9 @@ type Change struct {
 	Why  string
 	have identity // of the changed or deleted object
 	want sum      // of the desired object; 0: none
+	// status is the desired one of an import, conditions those of an export.
+	status     *v1beta1.ServiceImportStatus
+	conditions []metav1.Condition
 }
 
 // Diff returns the changes from the observed to the desired state.
@@ -57,13 +62,19 @@ func Diff(have Observed, want Service) []Change {
 	if foreign {
 		want = Service{Name: want.Name, Absent: true}
 	}
-	changes := diffService(nil, have.Service, &want)
+	changes := diffSlices(diffService(nil, have.Service, &want), have, &want, func(*ObservedSlice) bool { return true })
+	return diffEndpoints(changes, have.Endpoints, &want)
+}
+
+// diffSlices adds the changes of slices. Owned reports whether a slice has the owner that it
+// must have.
+func diffSlices(changes []Change, have Observed, want *Service, owned func(*ObservedSlice) bool) []Change {
 	for i := range want.Slices {
 		w := &want.Slices[i]
 		switch o := have.Slices[w.Name]; {
 		case o == nil:
 			changes = append(changes, Change{Verb: verbCreate, Object: aSlice, Name: w.Name, Slice: w, want: w.sum})
-		case !o.ours, o.going, o.sum == w.sum:
+		case !o.ours, o.going, o.sum == w.sum && owned(o):
 		default:
 			changes = append(changes, Change{Verb: verbPatch, Object: aSlice, Name: w.Name, Slice: w, have: o.identity, want: w.sum})
 		}
@@ -80,7 +91,7 @@ func Diff(have Observed, want Service) []Change {
 			changes = append(changes, Change{Verb: verbPatch, Object: aSlice, Name: name, Ports: r.Ports, have: o.identity, want: r.sum})
 		}
 	}
-	return diffEndpoints(changes, have.Endpoints, &want)
+	return changes
 }
 
 func diffService(changes []Change, o *ObservedService, want *Service) []Change {
@@ -137,6 +148,9 @@ var errForeign = errors.New("in the way and not ours")
 
 // inTheWay returns an error for foreign objects with names of ours.
 func inTheWay(have *Observed, want *Service) error {
+	if _, is := importKey(want.Name); is {
+		return importInTheWay(have, want)
+	}
 	if want.Absent {
 		return nil
 	}

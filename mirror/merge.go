@@ -9,6 +9,7 @@ import (
 
 // part is the service of one cluster in a global service.
 type part struct {
+	set          *set // nil for what is remembered
 	cluster      string
 	origin       *Origin
 	slices       map[string]*OriginSlice

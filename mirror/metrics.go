@@ -34,7 +34,7 @@ type Metrics struct {
 	lingering, over, overridden     *prometheus.Desc
 	withdrawn, withdrawnNodes       *prometheus.Desc
 	drained, reports, reportFaults  *prometheus.Desc
-	unconfigured                    *prometheus.Desc
+	unconfigured, imports           *prometheus.Desc
 
 	mu      sync.Mutex
 	watches []watched
@@ -77,6 +77,7 @@ func newMetrics() *Metrics {
 		services:       desc("services", "Local services by the cluster that they are from; global ones have none.", "cluster"),
 		endpoints:      desc("endpoints", "Endpoints of local services by the cluster that they are from.", "cluster"),
 		refused:        desc("endpoints_refused", "Endpoints that are left out, by cluster: their addresses are outside of its pod subnets, or none of a pod.", "cluster"),
+		imports:        desc("imports", "Imports of the Multi-Cluster Services API."),
 		conflicts:      desc("global_conflicts", "Disagreements between the services of a global service."),
 		renamed:        desc("services_renamed", "Services that have another name than the rule says, because a rival has that."),
 		outdated:       desc("global_services_outdated", "Global services without endpoints of clusters out of contact."),
@@ -113,7 +114,7 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		m.watcherObjects, m.depth, m.unfinished, m.longest, m.services, m.endpoints, m.refused, m.conflicts,
 		m.renamed, m.outdated, m.failing, m.blocked, m.held, m.lingering, m.over, m.overridden, m.leading,
-		m.withdrawn, m.withdrawnNodes, m.drained, m.reports, m.reportFaults, m.unconfigured,
+		m.withdrawn, m.withdrawnNodes, m.drained, m.reports, m.reportFaults, m.unconfigured, m.imports,
 	} {
 		ch <- d
 	}
@@ -152,6 +153,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(m.unconfigured, former.Services+former.Slices, former.Name)
 	}
 	gauge(m.services, t.global, "")
+	gauge(m.imports, t.imports)
 	gauge(m.conflicts, t.conflicts)
 	gauge(m.renamed, t.renamed)
 	gauge(m.outdated, t.outdated)
@@ -198,11 +200,11 @@ func (m *Metrics) watch(watcher, kind, runner string, objects func() int) {
 
 // totals are sums over all services.
 type totals struct {
-	clusters                                               map[string]clusterTotals
-	global, conflicts, renamed, outdated, failing, blocked int
-	held, lingering, overridden, reports, reportFaults     int
-	leading                                                bool
-	former                                                 []FormerCluster
+	clusters                                                        map[string]clusterTotals
+	global, imports, conflicts, renamed, outdated, failing, blocked int
+	held, lingering, overridden, reports, reportFaults              int
+	leading                                                         bool
+	former                                                          []FormerCluster
 }
 
 type clusterTotals struct {
@@ -219,6 +221,8 @@ func (t *totals) add(l *surveyed, n int) {
 	case w.Absent:
 	case w.Origin.Global():
 		t.global += n
+	case w.Origin.Import():
+		t.imports += n
 	default:
 		of := t.clusters[w.Origin.Cluster]
 		of.services += n

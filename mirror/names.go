@@ -33,18 +33,35 @@ type Key struct{ Namespace, Name string }
 // String returns namespace/name.
 func (k Key) String() string { return k.Namespace + "/" + k.Name }
 
-// ID identifies the origin of a local service. A global one has no cluster.
+// ID identifies the origin of a local service. A global one has no cluster, an import of the
+// Multi-Cluster Services API has clusterSet.
 type ID struct {
 	Cluster string
 	Key
 }
 
+// clusterSet stands for all clusters of a cluster set. No cluster has that name.
+const clusterSet = "*"
+
 // Global reports whether the service is merged from several clusters.
 func (id ID) Global() bool { return id.Cluster == "" }
 
-// String returns cluster/namespace/name, or global/namespace/name.
+// Import reports whether the service is imported from a cluster set.
+func (id ID) Import() bool { return id.Cluster == clusterSet }
+
+// String returns cluster/namespace/name, global/namespace/name or clusterset/namespace/name.
 func (id ID) String() string {
+	if id.Import() {
+		return "clusterset/" + id.Key.String()
+	}
 	return cmp.Or(id.Cluster, "global") + "/" + id.Key.String()
+}
+
+// importKey returns the key of an import by its name among local services, namespace/name.
+// Other local services are all in one namespace, and their names have none.
+func importKey(name string) (k Key, is bool) {
+	k.Namespace, k.Name, is = strings.Cut(name, "/")
+	return k, is
 }
 
 // Name returns the name of the mirror of a service of a remote cluster

@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 )
 
 // Labels and annotations of our objects. Those of Services are the original tool's, so that
@@ -89,10 +91,16 @@ type Service struct {
 	Until time.Time
 	Keep  []Retained
 
+	// Imported is that of an import; nil: it is none, or must not exist. Conditions are those of
+	// the export of the local cluster; nil: there is none, or they must not change yet.
+	Imported   *Imported
+	Conditions []metav1.Condition
+
 	prefix string // of the remote; "gl" for a global service
 	// keeps are, by cluster of unknown state, whether it is used for a frontend; nil: for all.
-	keeps map[string]map[frontend]bool
-	sum   sum
+	keeps    map[string]map[frontend]bool
+	sum      sum
+	conflict mcs.Conflict // of an import
 	// family is that of Endpoints; empty: not known yet.
 	family       corev1.IPFamily
 	endpointsSum sum
@@ -327,9 +335,13 @@ func ownService(s *corev1.Service) ownFields {
 // slice hashes an EndpointSlice: its ports and the rest, so that withPorts needs only the
 // former.
 func (h summer) slice(s *discoveryv1.EndpointSlice) sum {
+	return h.sliceOf(s, ownSlice)
+}
+
+func (h summer) sliceOf(s *discoveryv1.EndpointSlice, own func(*discoveryv1.EndpointSlice) ownFields) sum {
 	rest := *s
 	rest.Ports = nil
-	return max(1, h.of(ownSlice(&rest))^h.ports(s.Ports))
+	return max(1, h.of(own(&rest))^h.ports(s.Ports))
 }
 
 func (h summer) ports(ports []discoveryv1.EndpointPort) sum {

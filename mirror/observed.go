@@ -1,14 +1,17 @@
 package mirror
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 )
 
 // identity has the common fields of objects of the mirror namespace.
@@ -23,6 +26,7 @@ type identity struct {
 	tracked, untracked bool
 	begin              bool // managed fields, see withFields
 	by                 string
+	owner              types.UID // of an object of an import
 }
 
 // ObservedService is a Service of the mirror namespace.
@@ -36,6 +40,8 @@ type ObservedService struct {
 	localFirst bool
 	family     corev1.IPFamily // of its first address
 	spec       Spec
+	ips        []netip.Addr      // of a derived one
+	families   []corev1.IPFamily // of a derived one
 }
 
 // ObservedSlice is an EndpointSlice of the mirror namespace.
@@ -148,9 +154,11 @@ func (h summer) observedEndpoints(e *corev1.Endpoints, legacy bool) *ObservedEnd
 	return o
 }
 
-// Observed is the observed state of one local service.
+// Observed is the observed state of one local service. That of an import is its derived one.
 type Observed struct {
 	Service   *ObservedService
+	Import    *ObservedImport
+	Export    *mcs.Export               // of the local cluster, with the same namespace and name
 	Slices    map[string]*ObservedSlice // by name, including foreign ones
 	Endpoints *ObservedEndpoints
 }
@@ -166,6 +174,8 @@ type local struct {
 	globals map[Key]map[string]struct{}
 	// made are the numbers of our objects by the cluster of their origin.
 	made map[string]made
+	// imported has the objects of imports.
+	imported *imported
 }
 
 // made are numbers of mirrors, and of slices of mirrors and global services.
@@ -179,6 +189,7 @@ func newLocal(notify func()) *local {
 		members:   map[string]map[string]struct{}{},
 		globals:   map[Key]map[string]struct{}{},
 		made:      map[string]made{},
+		imported:  newImported(notify),
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
+	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 )
 
 // Origin is a trimmed Service of a cluster. It is immutable.
@@ -26,6 +27,11 @@ type Origin struct {
 	// LocalMinimum is the minimum number of ready local endpoints; 0: as configured.
 	LocalMinimum int
 	Spec         Spec
+	// InternalTrafficPolicy and TrafficDistribution are empty if unset. Only imports have them.
+	InternalTrafficPolicy corev1.ServiceInternalTrafficPolicy
+	TrafficDistribution   string
+	// Export is that of an exported service.
+	Export *mcs.Export
 	// Reject is the reason for which the service can't be copied; empty: it can.
 	Reject string
 }
@@ -122,6 +128,15 @@ func trimOrigin(s *corev1.Service, localFirst labels.Selector) *Origin {
 		Created:    s.CreationTimestamp.UTC(),
 		LocalFirst: localFirst != nil && localFirst.Matches(labels.Set(s.Labels)),
 		Spec:       trimSpec(&s.Spec),
+	}
+	if p := s.Spec.InternalTrafficPolicy; p != nil && (*p == corev1.ServiceInternalTrafficPolicyCluster || *p == corev1.ServiceInternalTrafficPolicyLocal) {
+		trimmed.InternalTrafficPolicy = *p
+	}
+	if p := s.Spec.TrafficDistribution; p != nil {
+		switch *p {
+		case corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode:
+			trimmed.TrafficDistribution = *p
+		}
 	}
 	if n, err := strconv.Atoi(s.Labels[labelLocalMinimum]); err == nil && n > 0 {
 		trimmed.LocalMinimum = n
@@ -241,7 +256,9 @@ func compareEndpoints(a, b Endpoint) int {
 // Equal reports whether two origins are equal.
 func (s *Origin) Equal(o *Origin) bool {
 	return s.Key == o.Key && s.Created.Equal(o.Created) && s.LocalFirst == o.LocalFirst &&
-		s.LocalMinimum == o.LocalMinimum && s.Reject == o.Reject && s.Spec.Equal(&o.Spec)
+		s.LocalMinimum == o.LocalMinimum && s.Reject == o.Reject && s.Spec.Equal(&o.Spec) &&
+		s.InternalTrafficPolicy == o.InternalTrafficPolicy && s.TrafficDistribution == o.TrafficDistribution &&
+		(s.Export == o.Export || s.Export != nil && o.Export != nil && s.Export.Equal(o.Export))
 }
 
 // Equal reports whether two specs are equal.

@@ -109,12 +109,12 @@ func (r *quota) leave(p originRef) {
 
 // originRefs returns the sets in which an origin may be.
 func (s *Snapshot) originRefs(id ID) []originRef {
-	if !id.Global() {
+	if !id.Global() && !id.Import() {
 		return []originRef{{setID{id.Cluster, mirrored}, id.Key}}
 	}
 	var all []originRef
 	for _, in := range s.order {
-		if in.kind == merged {
+		if in.kind == merged && id.Global() || in.kind == exported && id.Import() {
 			all = append(all, originRef{in, id.Key})
 		}
 	}
@@ -157,12 +157,7 @@ func (m *Memo) refill() (again map[ID]struct{}, more bool) {
 	return again, more
 }
 
-func (p originRef) id() ID {
-	if p.set.kind == merged {
-		return ID{Key: p.key}
-	}
-	return ID{p.set.cluster, p.key}
-}
+func (p originRef) id() ID { return p.set.kind.id(p.set.cluster, p.key) }
 
 // candidate is a slice that may be copied.
 type candidate struct {
@@ -194,11 +189,9 @@ func (m *Memo) builder(s *Snapshot, now []*Service, before map[ID]*Service) *bui
 		if delete(gone, w.Origin); before[w.Origin] != nil {
 			continue
 		}
-		for name := range s.local.members[w.Name] {
-			if o := s.local.slices.Get(name); o != nil && o.ours {
-				b.here[w.Origin] = append(b.here[w.Origin], o)
-				m.occupy(o.cluster, 1, len(o.addresses))
-			}
+		for _, o := range s.local.slicesOf(w.Name) {
+			b.here[w.Origin] = append(b.here[w.Origin], o)
+			m.occupy(o.cluster, 1, len(o.addresses))
 		}
 	}
 	for id, w := range gone {
@@ -318,7 +311,12 @@ func (b *builder) end(w *Service) {
 		w.Slices = append(w.Slices, b.slice(w, e))
 	}
 	slices.SortFunc(w.Slices, func(x, y Slice) int { return strings.Compare(x.Name, y.Name) })
-	w.sum = b.s.sums.service(w.service(""))
+	switch {
+	case w.Imported != nil:
+		w.Imported.derivedSum = b.s.sums.derived(w.derived(w.Origin.Key, ""))
+	case !w.Absent:
+		w.sum = b.s.sums.service(w.service(""))
+	}
 }
 
 // grant truncates a slice to the quota. Existing addresses stay.
@@ -374,6 +372,10 @@ func (b *builder) slice(w *Service, e *candidate) Slice {
 		slices.Equal(p.zones, now.zones) && slices.Equal(p.Endpoints, now.Endpoints) {
 		return *p
 	}
-	now.sum = b.s.sums.slice(now.object("", w.Name))
+	if w.Origin.Import() {
+		now.sum = b.s.sums.importSlice(now.importObject(w.Origin.Key, ""))
+	} else {
+		now.sum = b.s.sums.slice(now.object("", w.Name))
+	}
 	return now
 }

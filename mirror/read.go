@@ -14,6 +14,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 )
 
 // selecting restricts requests to the objects that match a selector.
@@ -29,6 +30,14 @@ func excluding(selector labels.Selector, pairs ...string) labels.Selector {
 		if r, err := labels.NewRequirement(pair[0], selection.NotEquals, pair[1:]); err == nil {
 			selector = selector.Add(*r)
 		}
+	}
+	return selector
+}
+
+// without adds to a selector that a label doesn't exist.
+func without(selector labels.Selector, label string) labels.Selector {
+	if r, err := labels.NewRequirement(label, selection.DoesNotExist, nil); err == nil {
+		selector = selector.Add(*r)
 	}
 	return selector
 }
@@ -109,17 +118,37 @@ type source struct {
 	origins *tap[Origin]
 	slices  *tap[OriginSlice]
 	drain   *kube.Feed[drainMark] // nil for mirrored origins
+	// exports are those of exported origins. Origins and slices are read once there is one, and
+	// the gate is open.
+	exports *tap[mcs.Export]
+	gate    *gate
+}
+
+// sourceConfig has the selectors of a source, and its names in metrics and logs.
+type sourceConfig struct {
+	runner, prefix   string
+	services, slices labels.Selector
 }
 
 // newSource returns a source. remote is nil for the local cluster.
 func (c *Controller) newSource(id setID, client func() (kube.Client, error), remote *Remote) *source {
-	selector, runner, prefix := c.cfg.MirrorSelector, "mirror-"+id.cluster, ""
-	if id.kind == merged {
-		selector, runner, prefix = c.cfg.GlobalSelector, "global-"+id.cluster, "global "
+	selector, cfg := c.cfg.MirrorSelector, sourceConfig{runner: "mirror-" + id.cluster}
+	switch id.kind {
+	case exported:
+		return c.newExportSource(id, client, remote)
+	case merged:
+		selector, cfg.runner, cfg.prefix = c.cfg.GlobalSelector, "global-"+id.cluster, "global "
 	}
+	cfg.services = excluding(selector, labelMirrored, labelValue, labelGlobal, labelValue)
+	cfg.slices = excluding(selector, discoveryv1.LabelManagedBy, managedBy)
+	return c.newSourceOf(id, client, remote, cfg)
+}
+
+func (c *Controller) newSourceOf(id setID, client func() (kube.Client, error), remote *Remote, cfg sourceConfig) *source {
+	runner, prefix := cfg.runner, cfg.prefix
 	services := kube.WatchConfig[*Origin]{
 		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: prefix + "services", Object: &corev1.Service{},
-		ListWatch: kube.ReadServices(client, metav1.NamespaceAll, selecting(excluding(selector, labelMirrored, labelValue, labelGlobal, labelValue))),
+		ListWatch: kube.ReadServices(client, metav1.NamespaceAll, selecting(cfg.services)),
 		Count:     c.metrics.events(id.cluster+"-serviceWatcher", "service", runner),
 		Keep: func(obj runtime.Object) (*Origin, bool) {
 			svc, ok := obj.(*corev1.Service)
@@ -132,7 +161,7 @@ func (c *Controller) newSource(id setID, client func() (kube.Client, error), rem
 	}
 	endpoints := kube.WatchConfig[*OriginSlice]{
 		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: prefix + "endpointslices", Object: &discoveryv1.EndpointSlice{},
-		ListWatch: kube.ReadEndpointSlices(client, metav1.NamespaceAll, selecting(excluding(selector, discoveryv1.LabelManagedBy, managedBy))),
+		ListWatch: kube.ReadEndpointSlices(client, metav1.NamespaceAll, selecting(cfg.slices)),
 		Count:     c.metrics.events(id.cluster+"-endpointSliceWatcher", "endpointslice", runner),
 		Keep: func(obj runtime.Object) (*OriginSlice, bool) {
 			sl, ok := obj.(*discoveryv1.EndpointSlice)
@@ -157,17 +186,44 @@ func (c *Controller) newSource(id setID, client func() (kube.Client, error), rem
 
 // read updates the snapshot with the next changes, and reports whether there are more.
 func (src *source) read(s *Snapshot, zonesKnown bool) (more bool) {
+	put := s.origin
+	if src.exports != nil {
+		put = s.exportable
+	}
 	origins := src.origins.take(func(c *kube.Change[Origin]) {
 		o := c.After
 		if o == nil {
 			o = c.Before
 		}
-		s.origin(src.id, o.Key, c.After)
+		put(src.id, o.Key, c.After)
 	})
 	slices := src.slices.take(func(c *kube.Change[OriginSlice]) { s.slice(src.id, c.Before, c.After) })
-	known := zonesKnown && src.readDrain(s)
-	s.contact(src.id, src.origins.synced && src.slices.synced && known, src.origins.stale || src.slices.stale)
-	return origins || slices
+	exports, synced, stale := false, src.origins.synced && src.slices.synced, src.origins.stale || src.slices.stale
+	if src.exports != nil {
+		if exports, synced = src.readExports(s); !src.gate.isOpen() {
+			stale = false
+		}
+		stale = stale || src.exports.stale
+	}
+	known := zonesKnown && (src.readDrain(s) || src.gate != nil && !src.gate.isOpen())
+	s.contact(src.id, synced && known, stale)
+	return origins || slices || exports
+}
+
+// tasks returns the feeds of a source. served is open when the local cluster serves the API of
+// exports.
+func (src *source) tasks(served *gate) []run.Task {
+	tasks := []run.Task{src.origins, src.slices}
+	if src.exports != nil {
+		tasks = []run.Task{behind{src.exports, served}, behind{src.origins, src.gate}, behind{src.slices, src.gate}}
+	}
+	switch {
+	case src.drain != nil && src.exports != nil:
+		tasks = append(tasks, behind{src.drain, src.gate})
+	case src.drain != nil:
+		tasks = append(tasks, src.drain)
+	}
+	return tasks
 }
 
 // localFeeds are the feeds of the mirror namespace, of the nodes, and of path reports.

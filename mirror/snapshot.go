@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 )
 
 // Bounds are the maximum numbers of objects in the local cluster for one remote. Existing
@@ -20,20 +22,25 @@ type clusterConfig struct {
 	bounds  Bounds
 }
 
-// kind is whether origins are mirrored or merged.
+// kind is whether origins are mirrored, merged, or exported to a cluster set.
 type kind int
 
 const (
 	mirrored kind = iota
 	merged
+	exported
 )
 
 // String names origins of a kind in logs.
 func (k kind) String() string {
-	if k == merged {
+	switch k {
+	case merged:
 		return "global services"
+	case exported:
+		return "exported services"
+	default:
+		return "services to mirror"
 	}
-	return "services to mirror"
 }
 
 // setID identifies the origins of one kind of one cluster.
@@ -51,13 +58,23 @@ type set struct {
 	synced, stale bool
 	origins       map[Key]*Origin
 	slices        map[Key]map[string]*OriginSlice // by origin and name
+	// services and exports are joined to the origins of a set of exported ones.
+	services map[Key]*Origin
+	exports  map[Key]*mcs.Export
 }
 
-func (s *set) id(k Key) ID {
-	if s.kind == merged {
-		return ID{Key: k}
+func (s *set) id(k Key) ID { return s.kind.id(s.cluster.name, k) }
+
+// id returns the ID of the local service of an origin.
+func (k kind) id(cluster string, key Key) ID {
+	switch k {
+	case merged:
+		return ID{Key: key}
+	case exported:
+		return ID{clusterSet, key}
+	default:
+		return ID{cluster, key}
 	}
-	return ID{s.cluster.name, k}
 }
 
 // Snapshot is the observed state of all clusters, and what has changed since the last pass.
@@ -73,6 +90,11 @@ type Snapshot struct {
 	// removeAt is when services of clusters that are no longer configured are removed; zero:
 	// now.
 	removeAt time.Time
+	// importAfter is until when new imports wait for clusters that have not synced; zero: they
+	// don't.
+	importAfter time.Time
+	// importsKnown is whether the objects of imports have been read.
+	importsKnown bool
 	// departed are those of them that left in order: theirs are removed at once.
 	departed map[string]bool
 	// legacy: Endpoints are written as well.
@@ -100,7 +122,10 @@ func newSnapshot(clusters []clusterConfig, kinds []kind, local *local, sums summ
 			}
 			id := setID{c.name, k}
 			s.order = append(s.order, id)
-			s.sets[id] = &set{cluster: c, kind: k, origins: map[Key]*Origin{}, slices: map[Key]map[string]*OriginSlice{}}
+			s.sets[id] = &set{
+				cluster: c, kind: k, origins: map[Key]*Origin{}, slices: map[Key]map[string]*OriginSlice{},
+				services: map[Key]*Origin{}, exports: map[Key]*mcs.Export{},
+			}
 		}
 	}
 	s.seen()
@@ -134,7 +159,7 @@ func (s *Snapshot) slice(id setID, before, after *OriginSlice) {
 		if len(set.slices[before.Service]) == 0 {
 			delete(set.slices, before.Service)
 		}
-		s.origins[set.id(before.Service)] = struct{}{}
+		s.changed(set, before.Service)
 		s.place(set, before, -1)
 	}
 	if after != nil {
@@ -142,15 +167,25 @@ func (s *Snapshot) slice(id setID, before, after *OriginSlice) {
 			set.slices[after.Service] = map[string]*OriginSlice{}
 		}
 		set.slices[after.Service][after.Name] = after
-		s.origins[set.id(after.Service)] = struct{}{}
+		s.changed(set, after.Service)
 		s.place(set, after, 1)
 	}
 }
 
+// uses reports whether the slices of a service are used.
+func (s *set) uses(service Key) bool { return s.kind != exported || s.exports[service] != nil }
+
+// changed marks the local service of an origin as changed.
+func (s *Snapshot) changed(set *set, k Key) {
+	if set.uses(k) {
+		s.origins[set.id(k)] = struct{}{}
+	}
+}
+
 // place adds or removes the nodes of a slice's endpoints in the path table, except for the
-// local cluster, which is reached without a tunnel.
+// local cluster, which is reached without a tunnel, and for services that aren't exported.
 func (s *Snapshot) place(set *set, sl *OriginSlice, change int) {
-	if set.cluster.local {
+	if set.cluster.local || !set.uses(sl.Service) {
 		return
 	}
 	last := ""
@@ -188,15 +223,25 @@ func (s *Snapshot) drain(cluster string, drained bool) {
 	if delete(s.drained, cluster); drained {
 		s.drained[cluster] = true
 	}
-	if set := s.sets[setID{cluster, merged}]; set != nil {
-		s.mergedOf(set)
+	for _, k := range []kind{merged, exported} {
+		if set := s.sets[setID{cluster, k}]; set != nil {
+			s.sharedOf(set)
+		}
 	}
 }
 
-// mergedOf marks the global services of a cluster as changed.
-func (s *Snapshot) mergedOf(set *set) {
+// sharedOf marks the global services or the imports of a cluster as changed.
+func (s *Snapshot) sharedOf(set *set) {
 	for k := range set.origins {
-		s.origins[ID{Key: k}] = struct{}{}
+		s.origins[set.id(k)] = struct{}{}
+	}
+	if set.kind == exported {
+		for _, own := range s.local.imported.imports.All() {
+			if own.has(set.cluster.name) {
+				s.origins[ID{clusterSet, own.key}] = struct{}{}
+			}
+		}
+		return
 	}
 	for k := range s.local.globals {
 		if own := s.local.global(k); own != nil && slices.Contains(own.clusters, set.cluster.name) {
@@ -211,8 +256,8 @@ func (s *Snapshot) contact(id setID, synced, stale bool) {
 	if set.synced != synced {
 		s.all = true // including held services
 	}
-	if set.stale != stale && set.kind == merged {
-		s.mergedOf(set)
+	if set.stale != stale && set.kind != mirrored {
+		s.sharedOf(set)
 	}
 	set.synced, set.stale = synced, stale
 }
@@ -247,6 +292,13 @@ func (s *Snapshot) observe() {
 	}
 	for k := range globals {
 		s.origins[ID{Key: k}] = struct{}{}
+	}
+}
+
+// observeImports marks what has changed in the objects of imports.
+func (s *Snapshot) observeImports() {
+	for k := range s.local.imported.update(s.names) {
+		s.origins[ID{clusterSet, k}] = struct{}{}
 	}
 }
 
@@ -288,9 +340,13 @@ func (s *Snapshot) clusterOf(o *ObservedService) string {
 
 // exists reports whether an origin has a local service.
 func (s *Snapshot) exists(id setID, k Key) bool {
-	if id.kind == merged {
+	switch id.kind {
+	case merged:
 		own := s.local.global(k)
 		return own != nil && slices.Contains(own.clusters, id.cluster)
+	case exported:
+		own := s.local.imported.imports.Get(k.String())
+		return own != nil && own.ours && own.has(id.cluster)
 	}
 	c := claim{id: ID{id.cluster, k}, prefix: s.sets[id].cluster.prefix}
 	for rank := range 2 {
@@ -304,6 +360,9 @@ func (s *Snapshot) exists(id setID, k Key) bool {
 
 // want returns the desired and the observed state of a local service.
 func (s *Snapshot) want(m *Memo, name string) (Service, Observed) {
+	if k, is := importKey(name); is {
+		return s.wantImport(m, k)
+	}
 	w := Service{Name: name, Absent: true}
 	planned := m.services[name]
 	if planned != nil {
@@ -374,7 +433,7 @@ func (s *Snapshot) keeps(want *Service, o *ObservedSlice) (Retained, bool) {
 func (s *Snapshot) maybe(want *Service, o *ObservedSlice) bool {
 	switch {
 	case o.cluster == "":
-		return slices.ContainsFunc(s.order, func(id setID) bool { return !s.sets[id].synced })
+		return slices.ContainsFunc(s.order, func(id setID) bool { return id.kind != exported && !s.sets[id].synced })
 	case want != nil:
 		return false
 	}

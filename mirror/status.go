@@ -27,6 +27,8 @@ type Status struct {
 	Former   []FormerCluster `json:"former,omitempty"`
 	Departed []string        `json:"departed,omitempty"`
 	Paths    PathStatus      `json:"paths"`
+	// MultiCluster is that of the Multi-Cluster Services API; nil: disabled.
+	MultiCluster *MultiClusterStatus `json:"multiCluster,omitempty"`
 	// Omitted is the number of entries beyond maxListed.
 	Omitted int `json:"omitted,omitempty"`
 }
@@ -117,6 +119,9 @@ func (c *Controller) Status() Status {
 	c.mu.Unlock()
 	s.Paths.Withdrawn, s.Omitted = cut(s.Paths.Withdrawn, s.Omitted)
 	s.Former, s.Omitted = cut(s.Former, s.Omitted)
+	if s.MultiCluster = c.multiCluster(); s.MultiCluster != nil {
+		s.MultiCluster.Imports, s.Omitted = cut(s.MultiCluster.Imports, s.Omitted)
+	}
 	return s
 }
 
@@ -313,6 +318,12 @@ func (c *Controller) clusterStatus(t totals) []ClusterStatus {
 				cs.Local, cs.Prefix = false, r.Prefix
 			}
 			i, all = len(all), append(all, cs)
+		}
+		if src.exports != nil {
+			all[i].Watches = append(all[i].Watches, watchStatus(src.exports, "service exports"))
+			if !src.gate.isOpen() {
+				continue // nothing else is read of a cluster that exports nothing
+			}
 		}
 		all[i].Watches = append(all[i].Watches,
 			watchStatus(src.origins, src.id.kind.String()),

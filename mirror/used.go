@@ -108,7 +108,7 @@ func (b *builder) use(w *Service, parts []*part) {
 			case w.LocalFirst:
 				zones = []string{remoteZone}
 			}
-			b.add(w, &b.s.sets[setID{pt.cluster, merged}].cluster, sl, zones)
+			b.add(w, &pt.set.cluster, sl, zones)
 		}
 	}
 	u.report()
@@ -320,7 +320,7 @@ func (u *usage) report() {
 
 // usable returns whether an endpoint of a part is ready and used.
 func (s *Snapshot) usable(pt *part, family discoveryv1.AddressType) func(Endpoint) bool {
-	c := &s.sets[setID{pt.cluster, merged}].cluster
+	c := &pt.set.cluster
 	return func(e Endpoint) bool {
 		return e.Ready != False && rejection(e.Address, family, c.subnets) == "" && !s.withdrawn(c, &e)
 	}

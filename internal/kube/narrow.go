@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+	multiclusterv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 )
 
 // What is read of the objects of other clusters. The JSON decoder skips all other fields, so
@@ -62,6 +63,9 @@ type serviceRead struct {
 		SessionAffinity          corev1.ServiceAffinity        `json:"sessionAffinity"`
 		SessionAffinityConfig    *corev1.SessionAffinityConfig `json:"sessionAffinityConfig"`
 		PublishNotReadyAddresses bool                          `json:"publishNotReadyAddresses"`
+
+		InternalTrafficPolicy *corev1.ServiceInternalTrafficPolicy `json:"internalTrafficPolicy"`
+		TrafficDistribution   *string                              `json:"trafficDistribution"`
 	} `json:"spec"`
 }
 
@@ -70,7 +74,27 @@ func (s *serviceRead) object() runtime.Object {
 		Type: s.Spec.Type, ClusterIP: s.Spec.ClusterIP, Ports: s.Spec.Ports, IPFamilies: s.Spec.IPFamilies,
 		SessionAffinity: s.Spec.SessionAffinity, SessionAffinityConfig: s.Spec.SessionAffinityConfig,
 		PublishNotReadyAddresses: s.Spec.PublishNotReadyAddresses,
+		InternalTrafficPolicy:    s.Spec.InternalTrafficPolicy, TrafficDistribution: s.Spec.TrafficDistribution,
 	}}
+}
+
+type exportRead struct {
+	Metadata metadata `json:"metadata"`
+	Spec     struct {
+		ExportedLabels      map[string]string `json:"exportedLabels"`
+		ExportedAnnotations map[string]string `json:"exportedAnnotations"`
+	} `json:"spec"`
+	Status struct {
+		Conditions many[metav1.Condition] `json:"conditions"`
+	} `json:"status"`
+}
+
+func (e *exportRead) object() runtime.Object {
+	return &multiclusterv1.ServiceExport{
+		ObjectMeta: e.Metadata.object(),
+		Spec:       multiclusterv1.ServiceExportSpec{ExportedLabels: e.Spec.ExportedLabels, ExportedAnnotations: e.Spec.ExportedAnnotations},
+		Status:     multiclusterv1.ServiceExportStatus{Conditions: e.Status.Conditions},
+	}
 }
 
 type sliceRead struct {
@@ -91,6 +115,7 @@ type metadata struct {
 	Namespace         string            `json:"namespace"`
 	UID               types.UID         `json:"uid"`
 	ResourceVersion   string            `json:"resourceVersion"`
+	Generation        int64             `json:"generation"`
 	CreationTimestamp metav1.Time       `json:"creationTimestamp"`
 	Labels            map[string]string `json:"labels"`
 	Annotations       map[string]string `json:"annotations"`
@@ -98,7 +123,7 @@ type metadata struct {
 
 func (m *metadata) object() metav1.ObjectMeta {
 	return metav1.ObjectMeta{
-		Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion,
+		Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion, Generation: m.Generation,
 		CreationTimestamp: m.CreationTimestamp, Labels: m.Labels, Annotations: m.Annotations,
 	}
 }
@@ -142,6 +167,12 @@ func ReadServices(client func() (Client, error), namespace string, restrict func
 // ReadEndpointSlices reads EndpointSlices; an empty namespace means all namespaces.
 func ReadEndpointSlices(client func() (Client, error), namespace string, restrict func(*metav1.ListOptions)) cache.ListerWatcher {
 	return newReader[sliceRead](client, restrict, inNamespace("/apis/discovery.k8s.io/v1", namespace, "endpointslices"))
+}
+
+// ReadServiceExports reads ServiceExports of all namespaces. A cluster that doesn't serve the API
+// has none.
+func ReadServiceExports(client func() (Client, error)) cache.ListerWatcher {
+	return &reader[exportRead, *exportRead]{client: client, path: inNamespace("/apis/"+multiclusterv1.GroupVersion.String(), "", multiclusterv1.ServiceExportPluralName), optional: true}
 }
 
 func inNamespace(group, namespace, resource string) string {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,7 +22,12 @@ type reader[T any, P decodable[T]] struct {
 	client   func() (Client, error)
 	restrict func(*metav1.ListOptions)
 	path     string
+	// optional: the server may not serve the kind, and then has no objects.
+	optional bool
 }
+
+// absentFor is the interval of asking for a kind that isn't served.
+const absentFor = 30 * time.Second
 
 type decodable[T any] interface {
 	*T
@@ -29,7 +35,7 @@ type decodable[T any] interface {
 }
 
 func newReader[T any, P decodable[T]](client func() (Client, error), restrict func(*metav1.ListOptions), path string) cache.ListerWatcher {
-	return &reader[T, P]{client, restrict, path}
+	return &reader[T, P]{client: client, restrict: restrict, path: path}
 }
 
 // objectReader is a reader of any kind. Its methods call dropped for each object that is
@@ -76,7 +82,10 @@ func (r *reader[T, P]) open(ctx context.Context, options metav1.ListOptions) (io
 
 func (r *reader[T, P]) read(ctx context.Context, options metav1.ListOptions, take func(runtime.Object) error, dropped func()) (metav1.ListMeta, error) {
 	body, err := r.open(ctx, options)
-	if err != nil {
+	switch {
+	case r.optional && apierrors.IsNotFound(err):
+		return metav1.ListMeta{}, nil
+	case err != nil:
 		return metav1.ListMeta{}, err
 	}
 	defer body.Close()
@@ -100,7 +109,12 @@ func (r *reader[T, P]) read(ctx context.Context, options metav1.ListOptions, tak
 func (r *reader[T, P]) follow(ctx context.Context, options metav1.ListOptions, most int, dropped func()) (watch.Interface, error) {
 	options.Watch = true
 	body, err := r.open(ctx, options)
-	if err != nil {
+	switch {
+	case r.optional && apierrors.IsNotFound(err) && !streams(options):
+		quiet := watch.NewFake()
+		time.AfterFunc(absentFor, quiet.Stop)
+		return quiet, nil
+	case err != nil:
 		return nil, err
 	}
 	decoder := newEvents[T, P](body, dropped)

@@ -1,0 +1,215 @@
+package mirror
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+)
+
+func created() metav1.CreateOptions {
+	return metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: fieldValidation}
+}
+
+func patched() metav1.PatchOptions {
+	return metav1.PatchOptions{FieldManager: fieldManager, FieldValidation: fieldValidation}
+}
+
+// importChange makes one change of an import.
+func (a *applier) importChange(ctx context.Context, k Key, have *Observed, want *Service, c *Change) (response, error) {
+	switch c.Object {
+	case anImport:
+		return a.serviceImport(ctx, k, want, c)
+	case importStatus:
+		return a.importStatus(ctx, k, c)
+	case exportStatus:
+		return a.exportStatus(ctx, k, c)
+	}
+	var owner types.UID
+	if c.Verb != verbDelete {
+		i := a.local.imported.imports.Get(k.String())
+		if i == nil || !i.ours || i.going {
+			return response{}, apierrors.NewNotFound(v1beta1.Resource(v1beta1.ServiceImportPluralName), k.Name)
+		}
+		owner = types.UID(i.UID)
+	}
+	if c.Object == aDerived {
+		return a.derived(ctx, k, want, c, owner)
+	}
+	return a.importSlice(ctx, k, have.Slices[c.Name], want, c, owner)
+}
+
+// terminating marks the error of a namespace that is being deleted: its feed will show that.
+func terminating(err error) error {
+	if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+		return fmt.Errorf("%w: %w", keep.ErrOutdated, err)
+	}
+	return err
+}
+
+func (a *applier) serviceImport(ctx context.Context, k Key, want *Service, c *Change) (response, error) {
+	api, ledger := a.client.ServiceImports(k.Namespace), a.local.imported.imports
+	if c.Verb == verbDelete {
+		err := deleted(ledger, ledger.Get(k.String()), api.Delete(ctx, k.Name, exactly(c.have)))
+		if err == nil {
+			a.log.InfoContext(ctx, "service import deleted", "import", k.String(), "reason", c.Why)
+		}
+		return response{}, err
+	}
+	object := want.Imported.object(k)
+	var made *v1beta1.ServiceImport
+	var err error
+	if c.Verb == verbCreate {
+		made, err = api.Create(ctx, object, created())
+	} else {
+		made, err = patchOf(ctx, api.Patch, k.Name, importPatch(c.have, ledger.Get(k.String()), object))
+	}
+	if err != nil {
+		return response{}, terminating(err)
+	}
+	o := a.sums.observedImport(made)
+	ledger.Wrote(o)
+	a.log.InfoContext(ctx, "service import written", "verb", c.Verb, "import", k.String(), "clusters", want.Clusters)
+	return response{o.sum, differing(c.want, o.sum, ownImport(object), ownImport(made))}, nil
+}
+
+// patchOf makes a merge patch with the method of a client.
+func patchOf[T any](ctx context.Context, patch func(context.Context, string, types.PatchType, []byte, metav1.PatchOptions, ...string) (T, error), name string, p mergePatch, subresources ...string) (T, error) {
+	data, err := json.Marshal(p)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return patch(ctx, name, types.MergePatchType, data, patched(), subresources...)
+}
+
+// importPatch replaces the spec, and all labels and annotations: exported ones that are no
+// longer exported go.
+func importPatch(have identity, was *ObservedImport, object *v1beta1.ServiceImport) mergePatch {
+	marks := func(was, want map[string]string) mergePatch {
+		m := mergePatch{}
+		for key := range was {
+			m[key] = nil
+		}
+		for key, value := range want {
+			m[key] = value
+		}
+		return m
+	}
+	p := mergePatch{
+		"metadata": mergePatch{"uid": have.UID, "resourceVersion": have.ResourceVersion},
+		"spec": mergePatch{
+			"type": object.Spec.Type, "ports": object.Spec.Ports, "ips": object.Spec.IPs, "ipFamilies": object.Spec.IPFamilies,
+			"sessionAffinity": object.Spec.SessionAffinity, "sessionAffinityConfig": object.Spec.SessionAffinityConfig,
+			"internalTrafficPolicy": object.Spec.InternalTrafficPolicy, "trafficDistribution": object.Spec.TrafficDistribution,
+		},
+	}
+	if was != nil {
+		p["metadata"] = mergePatch{
+			"uid": have.UID, "resourceVersion": have.ResourceVersion,
+			"labels": marks(was.labels, object.Labels), "annotations": marks(was.annots, object.Annotations),
+		}
+	}
+	return p
+}
+
+// importStatus writes the status of an import, as it is after earlier changes.
+func (a *applier) importStatus(ctx context.Context, k Key, c *Change) (response, error) {
+	ledger := a.local.imported.imports
+	now := ledger.Get(k.String())
+	if now == nil || now.UID != c.have.UID {
+		return response{}, nil // the next pass has another one
+	}
+	made, err := patchOf(ctx, a.client.ServiceImports(k.Namespace).Patch, k.Name, mergePatch{
+		"metadata": mergePatch{"uid": now.UID, "resourceVersion": now.ResourceVersion},
+		"status": mergePatch{
+			"clusters": c.status.Clusters, "conditions": c.status.Conditions, "endpointSliceObjects": c.status.EndpointSliceObjects,
+		},
+	}, "status")
+	if err != nil {
+		return response{}, terminating(err)
+	}
+	o := a.sums.observedImport(made)
+	ledger.Wrote(o)
+	return response{sum: a.sums.status(&o.status)}, nil
+}
+
+// exportStatus writes the status of an export of the local cluster, whose feed shows it.
+func (a *applier) exportStatus(ctx context.Context, k Key, c *Change) (response, error) {
+	made, err := patchOf(ctx, a.client.ServiceExports(k.Namespace).Patch, k.Name, mergePatch{
+		"metadata": mergePatch{"uid": c.have.UID, "resourceVersion": c.have.ResourceVersion},
+		"status":   mergePatch{"conditions": c.conditions},
+	}, "status")
+	if err != nil {
+		return response{}, terminating(err)
+	}
+	return response{sum: a.sums.conditions(made.Status.Conditions)}, nil
+}
+
+func (a *applier) derived(ctx context.Context, k Key, want *Service, c *Change, owner types.UID) (response, error) {
+	api, ledger := a.client.Services(k.Namespace), a.local.imported.services
+	name := mcs.DerivedName(k.Namespace, k.Name)
+	if c.Verb == verbDelete {
+		err := deleted(ledger, ledger.Get(k.Namespace+"/"+name), api.Delete(ctx, name, exactly(c.have)))
+		if err == nil {
+			a.log.InfoContext(ctx, "derived service deleted", "import", k.String(), "service", name, "reason", c.Why)
+		}
+		return response{}, err
+	}
+	object := want.derived(k, owner)
+	var made *corev1.Service
+	var err error
+	if c.Verb == verbCreate {
+		if made, err = api.Create(ctx, object, created()); apierrors.IsAlreadyExists(err) {
+			return response{}, a.notDerived(ctx, k, name, err)
+		}
+	} else {
+		p := owned(marked(c.have, object, derivedLabels, derivedAnnotations), object.OwnerReferences)
+		p["spec"] = servicePatch(c.have, object)["spec"]
+		made, err = patchOf(ctx, api.Patch, name, p)
+	}
+	if err != nil {
+		return response{}, terminating(err)
+	}
+	o := a.sums.observedDerived(made)
+	ledger.Wrote(o)
+	a.log.InfoContext(ctx, "derived service written", "verb", c.Verb, "import", k.String(), "service", name)
+	return response{o.sum, differing(c.want, o.sum, ownDerived(object), ownDerived(made))}, nil
+}
+
+// notDerived returns why a derived Service already exists: it is another client's, which the
+// feed of derived ones doesn't show, or it is not shown yet.
+func (a *applier) notDerived(ctx context.Context, k Key, name string, exists error) error {
+	is, err := a.client.Services(k.Namespace).Get(ctx, name, metav1.GetOptions{})
+	if err == nil && !a.sums.observedDerived(is).ours {
+		return fmt.Errorf("service %s: %w", name, errForeign)
+	}
+	return exists
+}
+
+func owned(p mergePatch, owners []metav1.OwnerReference) mergePatch {
+	if m, ok := p["metadata"].(mergePatch); ok {
+		m["ownerReferences"] = owners
+	}
+	return p
+}
+
+func (a *applier) importSlice(ctx context.Context, k Key, have *ObservedSlice, want *Service, c *Change, owner types.UID) (response, error) {
+	w := sliceWriter{
+		applier: a, api: a.client.EndpointSlices(k.Namespace), ledger: a.local.imported.slices, owners: []metav1.OwnerReference{mcs.Owner(k.Name, owner)},
+		observed: a.sums.observedImportSlice, own: ownImportSlice, labels: importSliceLabels,
+		object: func(s *Slice) *discoveryv1.EndpointSlice { return s.importObject(k, owner) },
+	}
+	_, w.name, _ = cutName(c.Name)
+	done, err := w.write(ctx, have, want, c)
+	return done, terminating(err)
+}

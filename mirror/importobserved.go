@@ -1,0 +1,206 @@
+package mirror
+
+import (
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+)
+
+// ObservedImport is a ServiceImport of the local cluster. Its name is namespace/name, as are
+// those of the other objects of imports.
+type ObservedImport struct {
+	identity
+	key      Key
+	exports  []mcs.Incumbent // that it was computed from
+	spec     v1beta1.ServiceImportSpec
+	labels   map[string]string // exported ones
+	annots   map[string]string
+	status   v1beta1.ServiceImportStatus
+	age      int64 // generation
+	complete bool  // its Ready condition is true
+}
+
+func (o *ObservedImport) meta() keep.Meta { return o.Meta }
+
+// has reports whether an import was computed from an export of a cluster.
+func (o *ObservedImport) has(cluster string) bool {
+	return slices.ContainsFunc(o.exports, func(i mcs.Incumbent) bool { return i.Cluster == cluster })
+}
+
+func (h summer) observedImport(i *v1beta1.ServiceImport) *ObservedImport {
+	o := &ObservedImport{
+		identity: identity{
+			Meta: keep.Meta{Name: i.Namespace + "/" + i.Name, UID: string(i.UID), ResourceVersion: i.ResourceVersion},
+			sum:  h.serviceImport(i),
+			ours: i.Labels[mcs.LabelImported] == labelValue, going: i.DeletionTimestamp != nil, by: kube.LastManager(i, fieldManager),
+		},
+		key:     Key{i.Namespace, i.Name},
+		exports: mcs.ParseIncumbents(i.Annotations[mcs.AnnotExports]),
+		spec:    i.Spec, labels: i.Labels, annots: i.Annotations, status: i.Status, age: i.Generation,
+	}
+	for n := range i.Status.Conditions {
+		c := &i.Status.Conditions[n]
+		o.complete = o.complete || c.Type == string(v1beta1.ServiceImportConditionReady) && c.Status == "True"
+	}
+	return o
+}
+
+// observedDerived reads a derived Service. Its id has the key of its import.
+func (h summer) observedDerived(s *corev1.Service) *ObservedService {
+	o := h.observedService(s)
+	o.Name, o.sum = s.Namespace+"/"+s.Name, h.derived(s)
+	o.id = ID{clusterSet, Key{s.Namespace, s.Annotations[mcs.AnnotImport]}}
+	o.ours = s.Labels[mcs.LabelImported] == labelValue && s.Name == mcs.DerivedName(s.Namespace, o.id.Name)
+	for _, text := range s.Spec.ClusterIPs {
+		if a, err := netip.ParseAddr(text); err == nil {
+			o.ips = append(o.ips, a)
+		}
+	}
+	o.families = s.Spec.IPFamilies
+	if len(s.OwnerReferences) == 1 {
+		o.owner = s.OwnerReferences[0].UID
+	}
+	return o
+}
+
+// observedImportSlice reads an EndpointSlice of an import. Its service is namespace/name of the
+// import.
+func (h summer) observedImportSlice(s *discoveryv1.EndpointSlice) *ObservedSlice {
+	o := h.observedSlice(s)
+	o.Name, o.sum, o.cluster = s.Namespace+"/"+s.Name, h.importSlice(s), s.Labels[mcs.LabelSourceCluster]
+	o.service = s.Namespace + "/" + s.Labels[mcs.LabelServiceName]
+	if service, ok := sliceOf(o.Name); ok {
+		o.service = service
+	}
+	if len(s.OwnerReferences) == 1 {
+		o.owner = s.OwnerReferences[0].UID
+	}
+	return o
+}
+
+// namespaceState is whether a namespace is being deleted.
+type namespaceState struct{ going bool }
+
+// imported has the objects of imports in all namespaces, with indexes. Names are
+// namespace/name.
+type imported struct {
+	imports    *keep.Ledger[ObservedImport]
+	services   *keep.Ledger[ObservedService] // derived ones
+	slices     *keep.Ledger[ObservedSlice]
+	members    map[string]map[string]struct{} // names of slices by import
+	namespaces map[string]*namespaceState
+	changed    map[string]struct{} // namespaces that came or went
+}
+
+func newImported(notify func()) *imported {
+	return &imported{
+		imports:    keep.NewLedger(keep.LedgerConfig[ObservedImport]{Meta: (*ObservedImport).meta, Notify: notify}),
+		services:   keep.NewLedger(keep.LedgerConfig[ObservedService]{Meta: (*ObservedService).meta, Notify: notify}),
+		slices:     keep.NewLedger(keep.LedgerConfig[ObservedSlice]{Meta: (*ObservedSlice).meta, Notify: notify}),
+		members:    map[string]map[string]struct{}{},
+		namespaces: map[string]*namespaceState{},
+		changed:    map[string]struct{}{},
+	}
+}
+
+// update adds the names of imports of which an object has changed, and returns the keys of
+// changed imports.
+func (l *imported) update(names map[string]struct{}) map[Key]struct{} {
+	keys := map[Key]struct{}{}
+	for _, c := range l.imports.Changes() {
+		names[c.Key] = struct{}{}
+		if k, is := importKey(c.Key); is {
+			keys[k] = struct{}{}
+		}
+	}
+	for _, c := range l.services.Changes() {
+		for _, o := range []*ObservedService{c.Before, c.After} {
+			if o != nil && o.id.Name != "" {
+				names[o.id.Key.String()] = struct{}{}
+			}
+		}
+	}
+	for _, c := range l.slices.Changes() {
+		if c.Before != nil {
+			leave(l.members, c.Before.service, c.Key)
+			names[c.Before.service] = struct{}{}
+		}
+		if c.After != nil {
+			join(l.members, c.After.service, c.Key)
+			names[c.After.service] = struct{}{}
+		}
+	}
+	return keys
+}
+
+// keys returns the keys of all imports with any object.
+func (l *imported) keys() map[Key]struct{} {
+	keys := map[Key]struct{}{}
+	for _, o := range l.imports.All() {
+		keys[o.key] = struct{}{}
+	}
+	for _, o := range l.services.All() {
+		if o.ours {
+			keys[o.id.Key] = struct{}{}
+		}
+	}
+	for name := range l.members {
+		if k, is := importKey(name); is {
+			keys[k] = struct{}{}
+		}
+	}
+	return keys
+}
+
+// usable reports whether objects can be created in a namespace.
+func (l *imported) usable(namespace string) bool {
+	n := l.namespaces[namespace]
+	return n != nil && !n.going
+}
+
+// get returns the observed state of an import, and the objects with the names of its desired
+// slices.
+func (l *imported) get(k Key, want *Service) Observed {
+	o := Observed{
+		Import: l.imports.Get(k.String()), Service: l.services.Get(k.Namespace + "/" + mcs.DerivedName(k.Namespace, k.Name)),
+		Slices: map[string]*ObservedSlice{},
+	}
+	add := func(slice string) {
+		if s := l.slices.Get(slice); s != nil {
+			o.Slices[slice] = s
+		}
+	}
+	for slice := range l.members[k.String()] {
+		add(slice)
+	}
+	for i := range want.Slices {
+		add(want.Slices[i].Name)
+	}
+	return o
+}
+
+// slicesOf returns our slices of a local service.
+func (l *local) slicesOf(name string) []*ObservedSlice {
+	members, ledger := l.members, l.slices
+	if _, is := importKey(name); is {
+		members, ledger = l.imported.members, l.imported.slices
+	}
+	var all []*ObservedSlice
+	for slice := range members[name] {
+		if o := ledger.Get(slice); o != nil && o.ours {
+			all = append(all, o)
+		}
+	}
+	return all
+}
+
+// ownedBy reports whether an object is owned by an import, and by nothing else.
+func (o *identity) ownedBy(i *ObservedImport) bool { return i != nil && o.owner == types.UID(i.UID) }

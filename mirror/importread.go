@@ -1,0 +1,273 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+)
+
+// gate lets tasks wait: nothing is read of a cluster that exports nothing, and nothing at all
+// as long as the local cluster doesn't serve the API.
+type gate struct {
+	once   sync.Once
+	opened chan struct{}
+}
+
+func newGate() *gate { return &gate{opened: make(chan struct{})} }
+
+func (g *gate) open() { g.once.Do(func() { close(g.opened) }) }
+
+func (g *gate) isOpen() bool {
+	select {
+	case <-g.opened:
+		return true
+	default:
+		return false
+	}
+}
+
+// behind is a task that begins when a gate is open.
+type behind struct {
+	run.Task
+	gate *gate
+}
+
+// Run implements run.Task.
+func (b behind) Run(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-b.gate.opened:
+		return b.Task.Run(ctx)
+	}
+}
+
+// multicluster is the part of a controller for the Multi-Cluster Services API in the local
+// cluster.
+type multicluster struct {
+	served     *gate // the local cluster serves the API
+	imports    *kube.Feed[ObservedImport]
+	services   *kube.Feed[ObservedService]
+	slices     *kube.Feed[ObservedSlice]
+	namespaces *kube.Feed[namespaceState]
+	detect     detector
+}
+
+func (m *multicluster) tasks() []run.Task {
+	return []run.Task{
+		&m.detect,
+		behind{m.imports, m.served}, behind{m.services, m.served}, behind{m.slices, m.served}, behind{m.namespaces, m.served},
+	}
+}
+
+// newMulticluster returns the feeds of imports and their objects.
+func (c *Controller) newMulticluster() *multicluster {
+	sums := c.snapshot.sums
+	m := &multicluster{served: newGate()}
+	m.detect = detector{client: c.cfg.Client, served: m.served, notify: c.trigger.Fire}
+	m.imports = localFeed(c, "service imports", &v1beta1.ServiceImport{}, func(client kube.Client) kube.Resource[*v1beta1.ServiceImportList] {
+		return client.ServiceImports(metav1.NamespaceAll)
+	}, nil, func(obj runtime.Object) *ObservedImport {
+		if i, ok := obj.(*v1beta1.ServiceImport); ok {
+			return sums.observedImport(i)
+		}
+		return nil
+	})
+	ours := func(options *metav1.ListOptions) { options.LabelSelector = mcs.LabelImported + "=" + labelValue }
+	m.services = localFeed(c, "derived services", &corev1.Service{}, servicesOf(metav1.NamespaceAll), ours, func(obj runtime.Object) *ObservedService {
+		if s, ok := obj.(*corev1.Service); ok {
+			return sums.observedDerived(s)
+		}
+		return nil
+	})
+	m.slices = localFeed(c, "endpointslices of imports", &discoveryv1.EndpointSlice{}, slicesOf(metav1.NamespaceAll), func(options *metav1.ListOptions) {
+		options.LabelSelector = discoveryv1.LabelManagedBy + "=" + managedBy + "," + mcs.LabelSourceCluster
+	}, func(obj runtime.Object) *ObservedSlice {
+		if s, ok := obj.(*discoveryv1.EndpointSlice); ok {
+			return sums.observedImportSlice(s)
+		}
+		return nil
+	})
+	m.namespaces = localFeed(c, "namespaces", &corev1.Namespace{}, func(client kube.Client) kube.Resource[*corev1.NamespaceList] {
+		return client.Namespaces()
+	}, nil, func(obj runtime.Object) *namespaceState {
+		if n, ok := obj.(*corev1.Namespace); ok {
+			return &namespaceState{going: n.DeletionTimestamp != nil}
+		}
+		return nil
+	})
+	return m
+}
+
+// read updates the snapshot of imports and their objects.
+func (m *multicluster) read(s *Snapshot) {
+	l := s.local.imported
+	known := observeAs(m.imports, l.imports)
+	known = observeAs(m.services, l.services) && known
+	known = observeAs(m.slices, l.slices) && known
+	changes, synced := m.namespaces.Changes()
+	for _, c := range changes {
+		if c.After == nil {
+			delete(l.namespaces, c.Key)
+		} else {
+			l.namespaces[c.Key] = c.After
+		}
+		if (c.Before == nil) != (c.After == nil) || c.After != nil && *c.Before != *c.After {
+			s.importsIn(c.Key)
+		}
+	}
+	if known = known && synced; known != s.importsKnown {
+		s.importsKnown, s.all = known, true
+	}
+}
+
+// observeAs passes the changes of a feed to a ledger whose names are the keys of the feed.
+func observeAs[T any](feed *kube.Feed[T], ledger *keep.Ledger[T]) (synced bool) {
+	changes, synced := feed.Changes()
+	if len(changes) > 0 || ledger.Synced() != synced {
+		ledger.Observe(changes, synced)
+	}
+	return synced
+}
+
+// importsIn marks the imports of a namespace as changed.
+func (s *Snapshot) importsIn(namespace string) {
+	for _, id := range s.order {
+		if id.kind != exported {
+			continue
+		}
+		for k := range s.sets[id].exports {
+			if k.Namespace == namespace {
+				s.origins[ID{clusterSet, k}] = struct{}{}
+			}
+		}
+	}
+}
+
+// newExportSource returns the source of the exported services of a cluster. remote is nil for
+// the local one.
+func (c *Controller) newExportSource(id setID, client func() (kube.Client, error), remote *Remote) *source {
+	runner := "export-" + id.cluster
+	exports := kube.WatchConfig[*mcs.Export]{
+		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: "service exports", Object: &v1beta1.ServiceExport{},
+		ListWatch: kube.ReadServiceExports(client),
+		Count:     c.metrics.events(id.cluster+"-serviceExportWatcher", "serviceexport", runner),
+		Keep: func(obj runtime.Object) (*mcs.Export, bool) {
+			e, ok := obj.(*v1beta1.ServiceExport)
+			if !ok {
+				return nil, false
+			}
+			return mcs.TrimExport(e, remote == nil), true
+		},
+		Equal: (*mcs.Export).Equal, Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
+	}
+	src := c.newSourceOf(id, client, remote, sourceConfig{
+		runner: runner, prefix: "exported ", services: excluding(labels.Everything(), labelMirrored, labelValue, labelGlobal, labelValue, mcs.LabelImported, labelValue),
+		slices: without(excluding(labels.Everything(), discoveryv1.LabelManagedBy, managedBy), mcs.LabelSourceCluster),
+	})
+	if remote != nil {
+		exports.Bounds = remote.Bounds
+	}
+	src.exports, src.gate = newTap(exports), newGate()
+	if remote != nil {
+		src.drain = c.newDrain(id, client, exports.Bounds)
+	}
+	c.metrics.watch(id.cluster+"-serviceExportWatcher", "serviceexport", runner, src.exports.Len)
+	return src
+}
+
+// readExports updates the exports of a source. It reports whether there are more changes, and
+// whether the exports, and the services if there are exports, have been read.
+func (src *source) readExports(s *Snapshot) (more, known bool) {
+	more = src.exports.take(func(c *kube.Change[mcs.Export]) {
+		if k, is := importKey(c.Key); is {
+			s.export(src.id, k, c.After)
+		}
+	})
+	if src.exports.Len() > 0 {
+		src.gate.open()
+	}
+	return more, src.exports.synced && (!src.gate.isOpen() || src.origins.synced && src.slices.synced)
+}
+
+// detectEvery is the interval of looking whether the local cluster serves the API by now.
+const detectEvery = 30 * time.Second
+
+// detector waits until the local cluster serves the API.
+type detector struct {
+	client kube.Client
+	served *gate
+	notify func()
+
+	mu  sync.Mutex
+	err error
+}
+
+// String names the task.
+func (*detector) String() string { return "detection of the Multi-Cluster Services API" }
+
+// Run implements run.Task.
+func (d *detector) Run(ctx context.Context) error {
+	for {
+		err := d.ask(ctx)
+		d.mu.Lock()
+		d.err = err
+		d.mu.Unlock()
+		if err == nil {
+			d.served.open()
+			d.notify()
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(detectEvery):
+		}
+	}
+}
+
+// errNotServed means that the CRDs aren't installed.
+var errNotServed = errors.New("the CRDs of " + v1beta1.GroupVersion.String() + " are not installed in this cluster")
+
+func (d *detector) ask(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, detectEvery)
+	defer cancel()
+	var list metav1.APIResourceList
+	err := d.client.REST().Get().AbsPath("/apis", v1beta1.GroupVersion.Group, v1beta1.GroupVersion.Version).Do(ctx).Into(&list)
+	switch {
+	case apierrors.IsNotFound(err):
+		return errNotServed
+	case err != nil:
+		return fmt.Errorf("discover %v: %w", v1beta1.GroupVersion, err)
+	}
+	served := map[string]bool{}
+	for i := range list.APIResources {
+		served[list.APIResources[i].Name] = true
+	}
+	if !served[v1beta1.ServiceExportPluralName] || !served[v1beta1.ServiceImportPluralName] {
+		return errNotServed
+	}
+	return nil
+}
+
+// Err returns why the API isn't served; nil: it is.
+func (d *detector) Err() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.err
+}

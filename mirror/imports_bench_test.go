@@ -1,0 +1,143 @@
+package mirror
+
+import (
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+)
+
+// BenchmarkImportEvent is BenchmarkEvent for imports.
+func BenchmarkImportEvent(b *testing.B) {
+	for _, n := range []int{100, 1000, 10000} {
+		b.Run(fmt.Sprintf("%d exports", n), func(b *testing.B) {
+			event := importEvents(n)
+			for b.Loop() {
+				event()
+			}
+		})
+	}
+}
+
+// TestWorkPerImportEventIsConstant is TestWorkPerEventIsConstant for imports.
+func TestWorkPerImportEventIsConstant(t *testing.T) {
+	cost := func(n int) float64 { return testing.AllocsPerRun(50, importEvents(n)) }
+	exports := rounds(5000, 1000)
+	few, many := cost(50), cost(exports)
+	if t.Logf("%.0f allocations with 50 exports, %.0f with %d", few, many, exports); many > few*1.25 {
+		t.Errorf("an event costs %.0f allocations with %d exports, and %.0f with 50", many, exports, few)
+	}
+}
+
+// BenchmarkUnexported reports the memory for the services and slices of a remote of which none
+// is exported, with ten endpoints each.
+func BenchmarkUnexported(b *testing.B) {
+	const n = 10000
+	var before, after runtime.MemStats
+	for b.Loop() {
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		w := newExports(0, n)
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		runtime.KeepAlive(w)
+		b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/1e6, "MB")
+	}
+}
+
+// newExports returns a snapshot with exported and unexported services of aws, each with one
+// slice of ten endpoints.
+func newExports(exports, others int) *Snapshot {
+	s := newSnapshot(testClusters(), []kind{exported}, newLocal(func() {}), newSummer())
+	s.importsKnown = true
+	s.local.imported.namespaces["shop"] = &namespaceState{}
+	for _, id := range s.order {
+		s.contact(id, true, false)
+	}
+	aws := setID{"aws", exported}
+	for i := range exports + others {
+		k := Key{"shop", fmt.Sprintf("web-%05d", i)}
+		s.exportable(aws, k, trimOrigin(kubetest.Service(k.Name, nil, func(s *corev1.Service) { s.Namespace = k.Namespace }), nil))
+		s.slice(aws, nil, importBenchSlice(k, i))
+		if i < exports {
+			s.export(aws, k, &mcs.Export{Created: time.Unix(1, 0), Mark: "0123456789abcdef"})
+		}
+	}
+	return s
+}
+
+func importBenchSlice(k Key, seed int) *OriginSlice {
+	of := kubetest.Service(k.Name, nil)
+	addresses := make([]string, 0, 10)
+	for e := range 10 {
+		addresses = append(addresses, fmt.Sprintf("10.4.%d.%d", seed%251, 1+(seed+e)%249))
+	}
+	sl := kubetest.EndpointSlice(of, k.Name+"-abcde", addresses...)
+	sl.Namespace = k.Namespace
+	for i := range sl.Endpoints {
+		node := fmt.Sprint("node-", i)
+		sl.Endpoints[i].NodeName = &node
+		sl.Endpoints[i].TargetRef = &corev1.ObjectReference{Kind: "Pod", Name: fmt.Sprint(k.Name, i), UID: types.UID(fmt.Sprint(seed, i))}
+	}
+	trimmed, _ := trimSlice(sl)
+	return trimmed
+}
+
+// importEvents returns what takes in one changed endpoint of so many exports, and computes what
+// is written.
+func importEvents(n int) (event func()) {
+	s, m, aws := newExports(n, n), NewMemo(), setID{"aws", exported}
+	write := func() {
+		all := Desired(s, m)
+		s.seen()
+		for i := range all {
+			k, _ := importKey(all[i].Name)
+			want, have := s.want(m, all[i].Name)
+			for _, c := range s.sums.diffImport(have, want) {
+				s.written(k, &want, &c)
+			}
+		}
+		s.observeImports()
+	}
+	write()
+	write()
+	round := 0
+	return func() {
+		round++
+		k := Key{"shop", fmt.Sprintf("web-%05d", round%n)}
+		var before *OriginSlice
+		for _, sl := range s.sets[aws].slices[k] {
+			before = sl
+		}
+		s.slice(aws, before, importBenchSlice(k, round+7))
+		write()
+	}
+}
+
+// written records a change of an import as if it was made.
+func (s *Snapshot) written(k Key, want *Service, c *Change) {
+	l := s.local.imported
+	switch c.Object {
+	case anImport:
+		object := want.Imported.object(k)
+		object.UID, object.ResourceVersion = types.UID(k.String()), "1"
+		o := s.sums.observedImport(object)
+		l.imports.Observe([]kube.Change[ObservedImport]{{Key: o.Name, After: o}}, true)
+	case aDerived:
+		object := want.derived(k, types.UID(k.String()))
+		object.UID, object.Spec.ClusterIPs = "x", []string{"10.96.0.1"}
+		o := s.sums.observedDerived(object)
+		l.services.Observe([]kube.Change[ObservedService]{{Key: o.Name, After: o}}, true)
+	case aSlice:
+		object := c.Slice.importObject(k, types.UID(k.String()))
+		o := s.sums.observedImportSlice(object)
+		l.slices.Observe([]kube.Change[ObservedSlice]{{Key: o.Name, After: o}}, true)
+	}
+}
