@@ -66,7 +66,7 @@ func newProgram(cfg config.Mirror, log *slog.Logger) (*program, error) {
 	settings := mirror.Config{
 		Cluster: cfg.ClusterName, Namespace: cfg.MirrorNamespace, Client: client,
 		LocalMinimum: cfg.LocalMinimum, ReportNamespace: cmp.Or(cfg.Namespace, cfg.MirrorNamespace),
-		LegacyEndpoints: cfg.LegacyEndpoints, RemovalGrace: cfg.RemovalGrace, Departed: cfg.Departed, WatchMetrics: watches, Logger: log,
+		LegacyEndpoints: cfg.LegacyEndpoints, MultiCluster: cfg.MultiCluster != config.MultiClusterOff, RemovalGrace: cfg.RemovalGrace, Departed: cfg.Departed, WatchMetrics: watches, Logger: log,
 	}
 	for _, s := range []struct {
 		text string

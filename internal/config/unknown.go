@@ -66,9 +66,9 @@ func serviceLink(name, value string) bool {
 }
 
 // nearest returns the known name with the smallest edit distance, or an empty string if
-// that is more than a third of the name.
+// that is more than a third of the name without the prefix that all have.
 func nearest(name string, known []string) string {
-	best, least := "", 1+len(name)/3
+	best, least := "", 1+len(strings.TrimPrefix(name, "SEMAPHORE_"))/3
 	for _, candidate := range known {
 		if d := distance(name, candidate); d < least {
 			best, least = candidate, d
