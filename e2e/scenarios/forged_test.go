@@ -162,6 +162,9 @@ func count(t *testing.T, space *sandbox.Space, port int, n *atomic.Int64) {
 	var socket net.PacketConn
 	must(t, space.Do(func() (err error) {
 		socket, err = net.ListenPacket("udp", ":"+strconv.Itoa(port))
+		if err == nil {
+			err = socket.(*net.UDPConn).SetReadBuffer(1 << 20) // for pauses of this process
+		}
 		return err
 	}))
 	t.Cleanup(func() { _ = socket.Close() })
