@@ -25,8 +25,139 @@ const (
 // sharedRuleset is that of a remote whose nodes have addresses inside its pod subnets.
 func sharedRuleset() Ruleset {
 	r := rulesetOf(gcpOrigin())
-	r.Mark, r.Ports = testMark, map[string]int{"wireguard.gcp": testPort}
+	r.Mark, r.Ports, r.Shared = testMark, map[string]int{"wireguard.gcp": testPort}, gcpOrigin()
 	return r
+}
+
+// On a link with nodes inside the pod subnets neighbour discovery works, and nothing else that
+// looks like it arrives.
+func TestNeighbourDiscoveryAmongPods(t *testing.T) {
+	b := newForgeBed(t)
+	b.do(t, b.uplink, func() error { addAddress(t, "eth0", "fd04::9/128"); return nil })
+	for _, shared := range []bool{false, true} {
+		rules := sharedRuleset()
+		if !shared {
+			rules.Shared = nil
+		}
+		state := func() (s State) {
+			b.do(t, b.host, func() (err error) {
+				s, err = newFilter(t).Status(t.Context(), rules)
+				return err
+			})
+			return s
+		}
+		b.do(t, b.host, func() error {
+			table := newTable(t)
+			table.SetMark(testMark)
+			mustFence(t, table, subnet4, subnet6)
+			_, err := newFilter(t).Sync(t.Context(), rules)
+			return err
+		})
+		// send sends a message, whose checksum the kernel adds, and then does something with the
+		// socket. It returns how many packets are dropped.
+		send := func(kind byte, hops int, to, about string, then func(conn *net.IPConn) error) uint64 {
+			before := state().Forged["wireguard.gcp"]
+			b.do(t, b.uplink, func() error {
+				conn, err := net.DialIP("ip6:ipv6-icmp", &net.IPAddr{IP: net.ParseIP("fd04::9")}, &net.IPAddr{IP: net.ParseIP(to)})
+				must(t, err)
+				raw, err := conn.SyscallConn()
+				must(t, err)
+				must(t, raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, hops) }))
+				must(t, err)
+				_, err = conn.Write(append([]byte{kind, 0, 0, 0, 0, 0, 0, 0}, net.ParseIP(about)...))
+				if err == nil && then != nil {
+					err = then(conn)
+				}
+				return errors.Join(err, conn.Close())
+			})
+			return state().Forged["wireguard.gcp"] - before
+		}
+		if !shared {
+			if got := send(136, 255, "2001:db8::1", "fd04::9", nil); got != 1 {
+				t.Errorf("an advertisement from an address of a pod: %d dropped", got)
+			}
+			continue
+		}
+		for _, c := range []struct {
+			what    string
+			kind    byte
+			hops    int
+			to      string
+			dropped uint64
+		}{
+			{"an advertisement", 136, 255, "2001:db8::1", 0},
+			{"an advertisement by a router", 136, 254, "2001:db8::1", 1},
+			{"an advertisement to a pod", 136, 255, "fd01:0:0:3::5", 1},
+			{"an echo request", 128, 255, "2001:db8::1", 1},
+			{"a redirect", 137, 255, "2001:db8::1", 1},
+			{"a router advertisement", 134, 255, "2001:db8::1", 1},
+		} {
+			if got := send(c.kind, c.hops, c.to, "fd04::9", nil); got != c.dropped {
+				t.Errorf("%s: %d dropped, want %d", c.what, got, c.dropped)
+			}
+		}
+		if got := send(135, 255, "2001:db8::1", "2001:db8::1", func(conn *net.IPConn) error {
+			must(t, conn.SetReadDeadline(time.Now().Add(time.Minute)))
+			for buffer := make([]byte, 128); ; {
+				if n, err := conn.Read(buffer); err != nil || n > 0 && buffer[0] == 136 {
+					return err
+				}
+			}
+		}); got != 0 {
+			t.Errorf("a solicitation: %d dropped", got)
+		}
+		if got := state().Stopped["wireguard.gcp"]; got != 0 {
+			t.Errorf("%d responses are stopped", got)
+		}
+	}
+}
+
+// With the source filter off, and a strict reverse path filter, only the mark lets encrypted
+// packets of nodes inside pod subnets arrive.
+func TestEncryptedPacketsArriveWithoutTheSourceFilter(t *testing.T) {
+	b := newForgeBed(t)
+	rules := sharedRuleset()
+	rules.Origins = nil
+	sync := func(rules Ruleset) {
+		b.do(t, b.host, func() error {
+			_, err := newFilter(t).Sync(t.Context(), rules)
+			must(t, err)
+			s, err := newFilter(t).Status(t.Context(), rules)
+			if !s.Arrival || !s.Exit || len(s.Forged) > 0 {
+				t.Errorf("the state is %+v", s)
+			}
+			return err
+		})
+	}
+	b.do(t, b.host, func() error {
+		table := newTable(t)
+		table.SetMark(testMark)
+		subnets := prefixes(subnet4, subnet6)
+		_, err := table.Sync(t.Context(), Desired(subnets, link(t, "wireguard.gcp").Attrs().Index, nil), subnets...)
+		must(t, err)
+		mustFence(t, table, subnet4, subnet6)
+		must(t, os.WriteFile("/proc/sys/net/ipv4/conf/eth0/rp_filter", []byte("1"), 0))
+		must(t, os.WriteFile("/proc/sys/net/ipv4/conf/eth0/src_valid_mark", []byte("1"), 0))
+		socket, err := net.ListenPacket("udp4", fmt.Sprintf(":%d", testPort))
+		must(t, err)
+		t.Cleanup(func() { _ = socket.Close() })
+		go func() {
+			for buffer := make([]byte, 64); ; b.received.Add(1) {
+				if _, _, err := socket.ReadFrom(buffer); err != nil {
+					return
+				}
+			}
+		}()
+		return nil
+	})
+	node, host := b.sender(t, b.uplink, "10.4.1.9", "fd04::9"), netip.MustParseAddrPort("192.0.2.1:51820")
+	sync(Ruleset{Exits: rules.Exits, Mark: testMark, Ports: rules.Ports})
+	b.send(t, node, host)
+	sync(rules)
+	before := b.received.Load()
+	if got := b.delivered(t, node, host); before != 0 || got != 1 {
+		t.Errorf("%d encrypted packets arrive without the rules, %d with them", before, got)
+	}
 }
 
 // Encrypted packets of nodes inside the pod subnets arrive at this host's port, with strict
@@ -157,13 +288,15 @@ func TestExemptionsAsAnOperatorSeesThem(t *testing.T) {
 			`ip saddr 10.4.0.0/16 udp dport 51820 fib daddr type local meta mark set 0x00001073 accept`,
 			`ip6 daddr fd04::/48 meta l4proto udp meta mark & 0x00001073 == 0x00001073 oifname "wireguard.gcp" drop`,
 			`ip6 daddr fd04::/48 meta l4proto udp meta mark & 0x00001073 == 0x00001073 accept`,
+			`ip6 saddr fd04::/48 icmpv6 type 135-136 ip6 hoplimit 255 fib daddr type multicast accept`,
+			`ip6 daddr fd04::/48 icmpv6 type 135-136 ip6 hoplimit 255 accept`,
 		} {
 			if !strings.Contains(got, want) {
 				t.Errorf("no %q in\n%s", want, got)
 			}
 		}
-		if got := strings.Count(got, "accept\n"); got != 4 {
-			t.Errorf("%d rules accept packets, want one for each subnet on arrival and where packets of the host leave", got)
+		if got := strings.Count(got, "accept\n"); got != 7 {
+			t.Errorf("%d rules accept packets, want one for each subnet on arrival and where packets of the host leave, and three for IPv6 neighbours", got)
 		}
 	})
 }

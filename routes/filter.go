@@ -41,9 +41,12 @@ type Ruleset struct {
 	// they leave by any link but the device, also to an address in a remote pod subnet.
 	// Forwarded packets never do.
 	Mark uint32
-	// Ports are the UDP ports of devices, by name. Packets to these ports of this host arrive
-	// by any link, also from an address in the device's subnets. They get the mark, so that a
-	// strict reverse path filter finds the routes of marked packets.
+	// Shared are the subnets in which nodes of the remotes have addresses, too, by their
+	// devices. From these addresses packets to the ports of this host arrive by any link. They
+	// get the mark, so that a strict reverse path filter finds the routes of marked packets.
+	// On links with such nodes IPv6 neighbour discovery works.
+	Shared []Origin
+	// Ports are the UDP ports of devices, by name.
 	Ports map[string]int
 }
 
@@ -63,6 +66,11 @@ type Dropped map[string]uint64
 type claim struct {
 	subnet netip.Prefix
 	device string
+}
+
+// shares reports whether nodes of the claim's remote have addresses in its subnet.
+func (r *Ruleset) shares(c claim) bool {
+	return r.Mark != 0 && slices.Contains(claims(r.Shared), c)
 }
 
 // claims returns the claims of origins or exits, sorted. Overlapping subnets, which a valid

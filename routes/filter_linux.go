@@ -43,19 +43,27 @@ func NewFilter(log *slog.Logger) *Filter { return &Filter{log: log} }
 func (f *Filter) Sync(ctx context.Context, want Ruleset) (changed bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	changed, err = f.install(ctx, want)
-	if !errors.Is(err, ErrNoFilter) || len(want.Origins) == 0 || len(want.Exits) == 0 {
+	chains := chainsOf(want)
+	changed, err = f.install(ctx, chains)
+	arrival, exit := split(chains)
+	if !errors.Is(err, ErrNoFilter) || len(arrival) == 0 || len(exit) == 0 {
 		return changed, err
 	}
-	changed, exitErr := f.install(ctx, Ruleset{Exits: want.Exits, Mark: want.Mark})
+	changed, exitErr := f.install(ctx, exit)
 	if exitErr == nil {
 		err = fmt.Errorf("source filter: %w", err)
 	}
 	return changed, err
 }
 
-func (f *Filter) install(ctx context.Context, ruleset Ruleset) (changed bool, err error) {
-	want := chainsOf(ruleset)
+// split returns the chain for packets that arrive, and those for packets that leave, which
+// need no nft_fib_inet.
+func split(chains []chain) (arrival, exit []chain) {
+	arrives := func(c chain) bool { return c.name == arrivalChain }
+	return ofKind(chains, arrives), ofKind(chains, func(c chain) bool { return !arrives(c) })
+}
+
+func (f *Filter) install(ctx context.Context, want []chain) (changed bool, err error) {
 	have, err := readTable(ctx)
 	if len(want) == 0 && errors.Is(err, ErrNoFilter) {
 		return false, nil
@@ -93,7 +101,7 @@ func (f *Filter) install(ctx context.Context, ruleset Ruleset) (changed bool, er
 // A part is not enforced, without an error, when the table is missing or differs. A part
 // without rules is enforced.
 func (f *Filter) Status(ctx context.Context, ruleset Ruleset) (State, error) {
-	arrival, exit := chainsOf(Ruleset{Origins: ruleset.Origins, Mark: ruleset.Mark, Ports: ruleset.Ports}), chainsOf(Ruleset{Exits: ruleset.Exits, Mark: ruleset.Mark})
+	arrival, exit := split(chainsOf(ruleset))
 	s := State{Arrival: len(arrival) == 0, Exit: len(exit) == 0, Forged: Dropped{}, Stopped: Dropped{}}
 	if s.Arrival && s.Exit {
 		return s, nil
@@ -178,6 +186,9 @@ func (s installedTable) dropped(want Ruleset, claims []claim, chains ...string) 
 	counts := Dropped{}
 	for _, name := range chains {
 		rules := s.rulesOf(name)
+		if name == arrivalChain {
+			rules = rules[len(want.sharedRules()):]
+		}
 		for _, c := range claims {
 			n := len(want.rulesFor(name, c))
 			counts[c.device] += countOf(rules[n-1])

@@ -30,6 +30,22 @@ func (t *Table) Installed(want []Route) ([]Route, error) {
 	return all, nil
 }
 
+// Apart returns those of the subnets whose routes, of an earlier process, are in our own table
+// only, see [Table.Sync].
+func (t *Table) Apart(subnets []netip.Prefix) ([]netip.Prefix, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	own, err := t.read(OwnTable, nil)
+	if err != nil {
+		return nil, err
+	}
+	main, err := t.read(unix.RT_TABLE_MAIN, nil)
+	guards := func(s snapshot, subnet netip.Prefix) bool {
+		return slices.ContainsFunc(s.ours, func(r Route) bool { return r.Guard && r.Prefix == subnet.Masked() })
+	}
+	return slices.DeleteFunc(slices.Clone(subnets), func(s netip.Prefix) bool { return !guards(own, s) || guards(main, s) }), err
+}
+
 // Sources returns the preferred source addresses of installed routes, at most one per
 // family. Those that are no longer addresses of this host are left out, because the kernel
 // would refuse them.

@@ -139,7 +139,7 @@ func chainsOf(want Ruleset) []chain {
 	for _, c := range emptyChains() {
 		ends := claims(want.Exits)
 		if c.name == arrivalChain {
-			ends = claims(want.Origins)
+			ends, c.rules = claims(want.Origins), want.sharedRules()
 		}
 		for _, e := range ends {
 			c.rules = append(c.rules, want.rulesFor(c.name, e)...)
@@ -184,38 +184,72 @@ const (
 func (r *Ruleset) rulesFor(chain string, c claim) []object {
 	switch chain {
 	case arrivalChain:
-		return arrivalRules(c, r.Mark, r.Ports[c.device])
+		return []object{ruleObject(arrivalChain, sourceIn(c.subnet), notThrough(unix.NFT_META_IIFNAME, c.device),
+			fib(unix.NFTA_FIB_F_SADDR|unix.NFTA_FIB_F_IIF, unix.NFT_FIB_RESULT_OIF, 0), counted(verdictDrop))}
 	case exitChain:
-		return exitRules(chain, c, r.Mark)
+		rules := exitRules(chain, c, r.Mark)
+		if r.shares(c) && c.subnet.Addr().Is6() {
+			rules = slices.Insert(rules, 0, ruleObject(chain, destinationIn(c.subnet), neighbourDiscovery(), verdict(verdictAccept)))
+		}
+		return rules
 	}
 	return exitRules(chain, c, 0)
 }
 
-// arrivalRules returns the rules that drop packets with a source in a subnet that arrived
-// through another device, except encrypted ones to this host. In nft(8) syntax:
+// sharedRules returns the rules for packets of nodes inside pod subnets: encrypted ones to
+// this host, and IPv6 neighbour discovery on their links (RFC 4861, section 7.1: a router
+// that forwards changes the hop limit of 255). The rules of the chain that follow drop other
+// packets with a source in a subnet that arrived through another device. In nft(8) syntax:
 //
 //	ip saddr 10.4.0.0/16 udp dport 51820 fib daddr type local meta mark set 0x1073 accept
+//	ip6 saddr fd04::/48 icmpv6 type 135-136 ip6 hoplimit 255 fib daddr type local accept
+//	ip6 saddr fd04::/48 icmpv6 type 135-136 ip6 hoplimit 255 fib daddr type multicast accept
 //	ip saddr 10.4.0.0/16 iifname != "wireguard.gcp" iifname != "lo" fib saddr . iif oif 0 counter drop
 //
 // There are rules for each subnet instead of a map of all, because the rules of a chain are
 // replaced atomically, and the elements of a map are not.
 //
-// The condition fib matches when packets to the source would not leave through the link by
+// The last condition matches when packets to the source would not leave through the link by
 // which this one arrived. That always holds for a forged one, since the source is routed
 // to the device, the guard or the policy rule.
-func arrivalRules(c claim, mark uint32, port int) []object {
-	drop := ruleObject(arrivalChain, sourceIn(c.subnet), notThrough(unix.NFT_META_IIFNAME, c.device),
-		fib(unix.NFTA_FIB_F_SADDR|unix.NFTA_FIB_F_IIF, unix.NFT_FIB_RESULT_OIF, 0), counted(verdictDrop))
-	if mark == 0 || port == 0 {
-		return []object{drop}
+func (r *Ruleset) sharedRules() (rules []object) {
+	if r.Mark == 0 {
+		return nil
 	}
-	accept := ruleObject(arrivalChain, sourceIn(c.subnet), protocolUDP(), toPort(port),
-		fib(unix.NFTA_FIB_F_DADDR, unix.NFT_FIB_RESULT_ADDRTYPE, unix.RTN_LOCAL),
-		[]attr{
-			expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_1), data(unix.NFTA_IMMEDIATE_DATA, host(mark))),
-			expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_MARK), number(unix.NFTA_META_SREG, unix.NFT_REG_1)),
-		}, verdict(verdictAccept))
-	return []object{accept, drop}
+	to := func(addressType uint32) []attr {
+		return fib(unix.NFTA_FIB_F_DADDR, unix.NFT_FIB_RESULT_ADDRTYPE, addressType)
+	}
+	for _, c := range claims(r.Shared) {
+		if port := r.Ports[c.device]; port != 0 {
+			rules = append(rules, ruleObject(arrivalChain, sourceIn(c.subnet), protocolUDP(), toPort(port), to(unix.RTN_LOCAL), []attr{
+				expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_1), data(unix.NFTA_IMMEDIATE_DATA, host(r.Mark))),
+				expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_MARK), number(unix.NFTA_META_SREG, unix.NFT_REG_1)),
+			}, verdict(verdictAccept)))
+		}
+		if c.subnet.Addr().Is6() {
+			for _, addressType := range []uint32{unix.RTN_LOCAL, unix.RTN_MULTICAST} {
+				rules = append(rules, ruleObject(arrivalChain, sourceIn(c.subnet), neighbourDiscovery(), to(addressType), verdict(verdictAccept)))
+			}
+		}
+	}
+	return rules
+}
+
+// neighbourDiscovery matches neighbour solicitations and advertisements that no router has
+// forwarded (RFC 4861, sections 4.3, 4.4 and 7.1).
+func neighbourDiscovery() []attr {
+	byteAt := func(base, offset uint32) attr {
+		return expression("payload", number(unix.NFTA_PAYLOAD_DREG, unix.NFT_REG_1), number(unix.NFTA_PAYLOAD_BASE, base),
+			number(unix.NFTA_PAYLOAD_OFFSET, offset), number(unix.NFTA_PAYLOAD_LEN, 1))
+	}
+	return []attr{
+		expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_L4PROTO), number(unix.NFTA_META_DREG, unix.NFT_REG_1)),
+		compareTo(unix.NFT_CMP_EQ, []byte{unix.IPPROTO_ICMPV6}),
+		byteAt(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0),
+		compareTo(unix.NFT_CMP_GTE, []byte{135}), compareTo(unix.NFT_CMP_LTE, []byte{136}),
+		byteAt(unix.NFT_PAYLOAD_NETWORK_HEADER, 7),
+		compareTo(unix.NFT_CMP_EQ, []byte{255}),
+	}
 }
 
 // exitRules returns the rules of a chain that drop packets to a subnet that leave through

@@ -11,13 +11,14 @@ import (
 // Objects with the requested attributes match, also with additional ones; others don't.
 func TestMatches(t *testing.T) {
 	rule := func(subnet, device string) object {
-		return arrivalRules(claim{subnet: prefixes(subnet)[0], device: device}, 0, 0)[0]
+		return (&Ruleset{}).rulesFor(arrivalChain, claim{subnet: prefixes(subnet)[0], device: device})[0]
 	}
 	exit := func(chain, device string) object {
 		return exitRules(chain, claim{subnet: prefixes("10.4.0.0/16")[0], device: device}, 0)[0]
 	}
 	encrypted := func(mark uint32, port int) object {
-		return arrivalRules(claim{subnet: prefixes("10.4.0.0/16")[0], device: "wireguard.gcp"}, mark, port)[0]
+		shared := []Origin{{Device: "wireguard.gcp", Subnets: prefixes("10.4.0.0/16")}}
+		return (&Ruleset{Mark: mark, Shared: shared, Ports: map[string]int{"wireguard.gcp": port}}).sharedRules()[0]
 	}
 	objects := map[string]object{
 		"encrypted": encrypted(0x1073, 51820), "another mark": encrypted(0x1033, 51820), "another port": encrypted(0x1073, 51821),

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -232,11 +233,17 @@ func TestMarkedPacketsPassTheFence(t *testing.T) {
 		if diff := cmp.Diff(Changes{}, mustFence(t, table, "10.4.0.0/16", "fd04::/48")); diff != "" {
 			t.Errorf("again (-want +got):\n%s", diff)
 		}
+		if apart, err := table.Apart(subnets); err != nil || len(apart) > 0 {
+			t.Errorf("routes of %v are apart, %v", apart, err)
+		}
 		all(wg, wg) // The main table has the routes, too.
 		sync, err := table.Sync(t.Context(), Desired(subnets, wg, nil), subnets...)
 		must(t, err)
 		if sync != (Changes{Removed: 4}) {
 			t.Errorf("routes apart: %+v, want those of the main table to be removed", sync)
+		}
+		if apart, err := table.Apart(subnets); err != nil || !slices.Equal(apart, subnets) {
+			t.Errorf("routes of %v are apart, %v", apart, err)
 		}
 		all(wg, eth)
 		if found, err := netlink.RouteGetWithOptions(net.IPv4(10, 4, 7, 9), &netlink.RouteGetOptions{Mark: mark, SrcAddr: net.IPv4(198, 51, 100, 7)}); err != nil || found[0].Table != uplink {

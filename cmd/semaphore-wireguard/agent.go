@@ -97,8 +97,6 @@ type agent struct {
 
 	forwarding *reconcile.Trigger
 	forwards   atomic.Pointer[routes.Forwarding] // as last read; nil: not yet
-
-	filterFirst sync.Once // the first pass of the packet filter, before the first route
 }
 
 // oneNode is a request for a part of what an agent reads of clusters.

@@ -44,6 +44,9 @@ func (a *agent) ruleset() routes.Ruleset {
 			port = r.cfg.ListenPort
 		}
 		rules.Ports[r.device.Name()] = port
+		if r.refused() == nil {
+			rules.Shared = append(rules.Shared, routes.Origin{Device: r.device.Name(), Subnets: *r.shared.Load()})
+		}
 		rules.Exits = append(rules.Exits, routes.Exit{Device: r.device.Name(), Subnets: r.guarded()})
 	}
 	if removed := a.removed.subnets(time.Now()); len(removed) > 0 {

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -68,7 +69,11 @@ func (r *remote) unreachable() bool {
 func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, error) {
 	r := &remote{agent: a, cfg: cfg, linking: reconcile.NewTrigger(), peering: reconcile.NewTrigger(), handshaking: reconcile.NewTrigger(), renewing: reconcile.NewTrigger()}
 	r.deviceRepairs, r.peerRepairs = a.newRepairs("device "+cfg.Name), a.newRepairs("peers "+cfg.Name)
-	var err error
+	// As an earlier process has left them: the remote's nodes may not be on disk yet.
+	apart, err := a.table.Apart(cfg.PodSubnets)
+	if err != nil {
+		return nil, err
+	}
 	r.device, err = tunnel.Open(tunnel.Config{
 		Name:       tunnel.DeviceName(cfg.Name),
 		Alias:      tunnel.Alias(cfg.Name),
@@ -114,7 +119,10 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 	})
 	shared := []netip.Prefix{}
 	if a.cfg.Mark != 0 {
-		shared = peers.Around(cfg.PodSubnets, r.controller.State().Restored)
+		restored := peers.Around(cfg.PodSubnets, r.controller.State().Restored)
+		shared = slices.DeleteFunc(slices.Clone(cfg.PodSubnets), func(s netip.Prefix) bool {
+			return !slices.Contains(apart, s) && !slices.Contains(restored, s)
+		})
 	}
 	r.shared.Store(&shared)
 	return r, nil

@@ -20,12 +20,18 @@ func (a *agent) syncRoutes(ctx context.Context) error {
 	if err := a.findRemoved(); err != nil {
 		return err
 	}
-	// No route leads packets to a remote before the exit filter watches them. Its own loop
-	// reports a failure.
-	a.filterFirst.Do(func() { _ = a.syncFilter(ctx) })
+	apart, shared := a.apart()
+	// No route leads packets to a remote before the exit filter watches them, and no node
+	// inside a pod subnet becomes a peer before its packets are exempt. Its own loop reports a
+	// failure.
+	for i, r := range a.remotes {
+		if r.routed.Load() != shared[i] {
+			_ = a.syncFilter(ctx)
+			break
+		}
+	}
 	want, err := a.wantedRoutes()
 	errs := []error{err}
-	apart, shared := a.apart()
 	var changes routes.Changes
 	if want != nil {
 		changes, err = a.table.Sync(ctx, want, apart...)
