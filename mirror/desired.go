@@ -44,7 +44,7 @@ func Desired(s *Snapshot, m *Memo) []Service {
 			origins[ID{Key: k}] = struct{}{}
 		}
 		for k := range s.local.imported.keys() {
-			origins[ID{clusterSet, k}] = struct{}{}
+			origins[ID{clusterSet, k}], names[k.String()] = struct{}{}, struct{}{}
 		}
 		maps.Copy(names, s.local.names())
 	}

@@ -271,6 +271,42 @@ func TestARestartKeepsImports(t *testing.T) {
 	})
 }
 
+// An import whose last export ended while no controller ran is removed, once its cluster has
+// been read.
+func TestARestartRemovesImports(t *testing.T) {
+	inClusterset(t, func(c *clusterset) {
+		running := c.start()
+		c.put(c.aws, svc("web"), "10.4.0.1")
+		c.export(c.aws, "web", 10)
+		c.imported(c.gcp, "web", "aws 10.4.0.1:8080")
+		running.stop()
+		c.aws.Remove("serviceexports", "shop", "web")
+		c.start()
+		c.imported(c.gcp, "web")
+	})
+}
+
+// The same, if the objects of imports are read last.
+func TestImportsThatAreReadLastAreReconciled(t *testing.T) {
+	s, m, k := newExports(0, 0), NewMemo(), Key{"shop", "web"}
+	s.importsKnown = false
+	object := (&mcs.Import{Exports: []mcs.Incumbent{{Cluster: "aws", Mark: "0123456789abcdef"}}}).Object(k.Namespace, k.Name, nil, nil)
+	o := s.sums.observedImport(object)
+	s.local.imported.imports.Observe([]kube.Change[ObservedImport]{{Key: o.Name, After: o}}, true)
+	s.observeImports()
+	Desired(s, m)
+	s.seen()
+	s.importsKnown, s.all = true, true
+	for _, w := range Desired(s, m) {
+		want, have := s.want(m, w.Name)
+		if changes := s.sums.diffImport(have, want); len(changes) != 1 || changes[0].Verb != verbDelete {
+			t.Errorf("%+v", changes)
+		}
+		return
+	}
+	t.Error("not looked at")
+}
+
 // An export that states an earlier time, or a type of its own, doesn't seize a running import.
 func TestANewExportDoesNotSeizeAnImport(t *testing.T) {
 	inClusterset(t, func(c *clusterset) {
