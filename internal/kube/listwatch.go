@@ -80,7 +80,8 @@ func Of[L runtime.Object](client func() (Client, error), resource func(Client) R
 func Nodes(client Client) Resource[*corev1.NodeList] { return client.Nodes() }
 
 // observed forwards lists and watches, records their outcome in health, and ends watches
-// that can't be trusted to continue.
+// that can't be trusted to continue. client-go's reflector has no record of contact, waits for
+// servers that never respond, and continues on one that was restored from a backup.
 type observed struct {
 	inner  cache.ListerWatcherWithContext
 	health *health

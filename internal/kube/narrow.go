@@ -146,10 +146,9 @@ func (m *many[T]) UnmarshalJSON(text []byte) error {
 	return json.Unmarshal(text, (*[]T)(m))
 }
 
-// ReadNodes, and the functions below, return a WatchConfig.ListWatch that reads a kind of
-// objects of a cluster that isn't trusted. Objects have the fields of Kubernetes' types that
-// are read, and no others. Restrict, if set, adds a selector to the options. The client is
-// that of the cluster; see ListWatch.
+// ReadNodes returns a WatchConfig.ListWatch of the nodes of a cluster that isn't trusted. Its
+// objects have the fields of Kubernetes' types that are read, and no others. Restrict, if set,
+// adds a selector to the options. The client is that of the cluster; see ListWatch.
 func ReadNodes(client func() (Client, error), restrict func(*metav1.ListOptions)) cache.ListerWatcher {
 	return newReader[nodeRead](client, restrict, "/api/v1/nodes")
 }
