@@ -1,0 +1,118 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+)
+
+// TestOneUnusableKeyFile runs an agent that can't read the key of one remote: the other
+// one works, the status shows the error, and the key is used as soon as it can be read.
+func TestOneUnusableKeyFile(t *testing.T) {
+	nstest.Root(t)
+	cfg := testConfig(t)
+	file := filepath.Join(cfg.KeyPath, "wireguard.gcp.key")
+	if err := os.Mkdir(file, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var logs logtest.Buffer
+	a := startAgent(t, cfg, &logs)
+	polltest.Until(t, time.Minute, "the other remote's device", func() bool { return a.remotes[1].present() })
+	polltest.Until(t, time.Minute, "the failure in the status", func() bool {
+		return strings.Contains(a.status().(agentReport).Failing["device gcp"], file)
+	})
+	if a.remotes[0].present() || a.status().(agentReport).Remotes[0].Device.PublicKey != "" {
+		t.Error("a device without a key")
+	}
+	if text := logs.String(); !strings.Contains(text, file) {
+		t.Errorf("the log says nothing about %s:\n%s", file, text)
+	}
+	if err := a.health(); err != nil {
+		t.Errorf("health: %v", err)
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	polltest.Until(t, 2*time.Minute, "the remote's device", func() bool {
+		rep := a.status().(agentReport)
+		return a.remotes[0].present() && rep.Failing["device gcp"] == "" && rep.Remotes[0].Device.PublicKey != ""
+	})
+}
+
+// TestATakenListenPort runs an agent whose first port is taken by another process: the
+// device listens on another port, which is published, until its own is free.
+func TestATakenListenPort(t *testing.T) {
+	nstest.QuickRoot(t)
+	socket, err := net.ListenPacket("udp", ":51820")
+	if err != nil {
+		t.Fatal(err)
+	}
+	free := sync.OnceFunc(func() { _ = socket.Close() })
+	t.Cleanup(free)
+	var logs logtest.Buffer
+	a := startAgent(t, testConfig(t), &logs)
+	var rep agentReport
+	polltest.Until(t, time.Minute, "both devices, and the failure in the status", func() bool {
+		rep = a.status().(agentReport)
+		return a.remotes[0].present() && a.remotes[1].present() && strings.Contains(rep.Failing["device gcp"], "51820")
+	})
+	published := a.publications()
+	if port := published[0].ListenPort; port == 0 || port == 51820 || port != rep.Remotes[0].Device.ListenPort {
+		t.Errorf("published port %d, status %+v", port, rep.Remotes[0].Device)
+	}
+	if port := published[1].ListenPort; port != 51821 || rep.Failing["device merit"] != "" {
+		t.Errorf("the other remote: port %d, %s", port, rep.Failing["device merit"])
+	}
+	if pid := fmt.Sprintf("(pid %d)", os.Getpid()); !strings.Contains(rep.Failing["device gcp"], pid) || !strings.Contains(logs.String(), pid) {
+		t.Errorf("the status doesn't name %s as the owner of the port: %s\n%s", pid, rep.Failing["device gcp"], logs.String())
+	}
+	free()
+	polltest.Until(t, 2*time.Minute, "the device to take its port", func() bool {
+		rep := a.status().(agentReport)
+		return rep.Remotes[0].Device.ListenPort == 51820 && a.publications()[0].ListenPort == 51820 && rep.Failing["device gcp"] == ""
+	})
+}
+
+// startAgent runs an agent until the test ends, and checks that it leaves nothing running.
+func startAgent(t *testing.T, cfg config.Wireguard, logs io.Writer) *agent {
+	t.Helper()
+	running := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, running) })
+	a, err := newAgent(cfg, slog.New(slog.NewTextHandler(logs, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tasks := a.tasks()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, len(tasks))
+	for _, task := range tasks {
+		go func() { done <- task.Run(ctx) }()
+	}
+	t.Cleanup(func() {
+		cancel()
+		for range tasks {
+			if err := <-done; err != nil {
+				t.Errorf("a task ended with %v", err)
+			}
+		}
+		if err := a.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return a
+}

@@ -1,0 +1,189 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kube-semaphore/kube-semaphore/routes"
+)
+
+// filterState is the state of the source filter, which drops packets with a remote pod's
+// source address that did not arrive through the tunnel, or of the exit filter, which drops
+// packets to remote pods that would not leave through it.
+type filterState string
+
+const (
+	filterEnforced    filterState = "enforced"
+	filterNotEnforced filterState = "not enforced"
+	filterOff         filterState = "off" // by the configuration
+	filterUnknown     filterState = "unknown"
+)
+
+type filterReport struct {
+	State filterState `json:"state"`
+	// Error is set when State is not enforced or unknown.
+	Error string `json:"error,omitempty"`
+}
+
+// ruleset returns where packets of remotes arrive and leave. Those of refused remotes
+// don't arrive: their sources are not checked.
+func (a *agent) ruleset() routes.Ruleset {
+	rules := routes.Ruleset{Mark: a.cfg.Mark, Ports: map[string]int{}}
+	if a.cfg.SourceFilter {
+		for _, r := range a.admitted() {
+			rules.Origins = append(rules.Origins, routes.Origin{Device: r.device.Name(), Subnets: r.cfg.PodSubnets})
+		}
+	}
+	for _, r := range a.remotes {
+		port, known := r.device.ListenPort()
+		if !known {
+			port = r.cfg.ListenPort
+		}
+		rules.Ports[r.device.Name()] = port
+		if r.refused() == nil {
+			rules.Shared = append(rules.Shared, routes.Origin{Device: r.device.Name(), Subnets: *r.shared.Load()})
+		}
+		rules.Exits = append(rules.Exits, routes.Exit{Device: r.device.Name(), Subnets: r.guarded()})
+	}
+	if removed := a.removed.subnets(time.Now()); len(removed) > 0 {
+		rules.Exits = append(rules.Exits, routes.Exit{Subnets: removed})
+	}
+	return rules
+}
+
+// syncFilter installs the packet filter. In the pass that finds nothing to do it notes the
+// counts, so that their changes have a time without a reader of status or metrics. Two loops
+// call it: the lock keeps an older ruleset from replacing a newer one.
+func (a *agent) syncFilter(ctx context.Context) error {
+	if err := a.findRemoved(); err != nil {
+		return err
+	}
+	a.filterMu.Lock()
+	defer a.filterMu.Unlock()
+	rules := a.ruleset()
+	changed, err := a.filter.Sync(ctx, rules)
+	if !changed && err == nil {
+		a.filterStatus(ctx)
+	}
+	return errors.Join(err, a.filterRepairs.note(time.Now(), rules, changed, err))
+}
+
+// stops remembers when the exit filter last dropped packets, by device. The zero value is
+// ready to use.
+type stops struct {
+	mu    sync.Mutex
+	count routes.Dropped
+	at    map[string]time.Time
+}
+
+// note compares the counts with the last ones. Those that were there at the first time are
+// of an unknown time.
+func (s *stops) note(now time.Time, counts routes.Dropped) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := s.count == nil
+	if first {
+		s.count, s.at = routes.Dropped{}, map[string]time.Time{}
+	}
+	for device, n := range counts {
+		if n != s.count[device] && n > 0 && !first {
+			s.at[device] = now
+		}
+		s.count[device] = n
+	}
+}
+
+// last returns when packets for a device were last dropped; the zero time: not since start.
+func (s *stops) last(device string) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.at[device]
+}
+
+// filterStatus reads the states of source filter and exit filter, and their counts of
+// dropped packets, which are nil for a part that is not enforced.
+func (a *agent) filterStatus(ctx context.Context) (source, exit filterReport, state routes.State) {
+	state, err := a.filter.Status(ctx, a.ruleset())
+	part := func(enforced bool) filterReport {
+		switch {
+		case enforced:
+			return filterReport{State: filterEnforced}
+		case err != nil && !errors.Is(err, routes.ErrNoFilter):
+			return filterReport{State: filterUnknown, Error: err.Error()}
+		}
+		rep, why := filterReport{State: filterNotEnforced}, err
+		if a.filtering != nil && a.filtering.Err() != nil {
+			why = a.filtering.Err() // why the installation failed
+		}
+		if why != nil {
+			rep.Error = why.Error()
+		}
+		return rep
+	}
+	source, exit = part(state.Arrival), part(state.Exit)
+	if exit.State == filterEnforced {
+		a.stops.note(time.Now(), state.Stopped)
+	}
+	if !a.cfg.SourceFilter {
+		source, state.Forged = filterReport{State: filterOff}, nil
+	}
+	return source, exit, state
+}
+
+// filterCollector reads the metrics of source filter and exit filter at each scrape.
+type filterCollector struct {
+	agent                                    *agent
+	enforced, dropped, exitEnforced, stopped *prometheus.Desc
+}
+
+func newFilterCollector(a *agent) *filterCollector {
+	perRemote := []string{"cluster", "device"}
+	return &filterCollector{
+		agent: a,
+		enforced: prometheus.NewDesc("semaphore_wg_source_filter_enforced",
+			"1 if packets with a remote pod's source address that did not arrive through the tunnel are dropped, else 0; absent when that is switched off.", nil, nil),
+		dropped: prometheus.NewDesc("semaphore_wg_forged_packets_total",
+			"Packets dropped because they had the source address of a pod of this remote and did not arrive through its device.", perRemote, nil),
+		exitEnforced: prometheus.NewDesc("semaphore_wg_exit_filter_enforced",
+			"1 if packets to remote pods that would not leave through the tunnel are dropped, else 0.", nil, nil),
+		stopped: prometheus.NewDesc("semaphore_wg_stopped_packets_total",
+			"Packets to pods of this remote that were dropped because they would have left through another device than its own, in plaintext.", perRemote, nil),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *filterCollector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- c.enforced
+	ch <- c.dropped
+	ch <- c.exitEnforced
+	ch <- c.stopped
+}
+
+// Collect implements prometheus.Collector.
+func (c *filterCollector) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
+	defer cancel()
+	source, exit, state := c.agent.filterStatus(ctx)
+	c.collect(ch, source, state.Forged, c.enforced, c.dropped)
+	c.collect(ch, exit, state.Stopped, c.exitEnforced, c.stopped)
+}
+
+func (c *filterCollector) collect(ch chan<- prometheus.Metric, rep filterReport, counts routes.Dropped, enforced, dropped *prometheus.Desc) {
+	switch rep.State {
+	case filterEnforced:
+		ch <- prometheus.MustNewConstMetric(enforced, prometheus.GaugeValue, 1)
+	case filterOff:
+		return
+	default:
+		ch <- prometheus.MustNewConstMetric(enforced, prometheus.GaugeValue, 0)
+		return // The counters were not read.
+	}
+	for _, r := range c.agent.remotes {
+		device := r.device.Name()
+		ch <- prometheus.MustNewConstMetric(dropped, prometheus.CounterValue, float64(counts[device]), r.cfg.Name, device)
+	}
+}

@@ -1,0 +1,227 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/routes"
+)
+
+// filterMetrics are the metrics of source filter and exit filter, by name, summed up.
+func filterMetrics(t *testing.T, a *agent) map[string]float64 {
+	t.Helper()
+	families, err := a.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]float64{}
+	for _, f := range families {
+		if name := f.GetName(); strings.Contains(name, "filter") || strings.Contains(name, "forged") || strings.Contains(name, "stopped") {
+			for _, m := range f.GetMetric() {
+				values[name] += m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			}
+		}
+	}
+	return values
+}
+
+func TestStateOfThePacketFilter(t *testing.T) {
+	nstest.Root(t)
+	const (
+		enforced, forged = "semaphore_wg_source_filter_enforced", "semaphore_wg_forged_packets_total"
+		exit, stopped    = "semaphore_wg_exit_filter_enforced", "semaphore_wg_stopped_packets_total"
+	)
+	a, err := newAgent(testConfig(t), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.close()
+	expect := func(what string, source, leaving filterState, values map[string]float64) {
+		t.Helper()
+		if rep := a.status().(agentReport); rep.Filter.State != source || rep.Exit.State != leaving {
+			t.Errorf("%s: source filter %s, exit filter %s, want %s and %s", what, rep.Filter.State, rep.Exit.State, source, leaving)
+		}
+		if diff := cmp.Diff(values, filterMetrics(t, a)); diff != "" {
+			t.Errorf("%s: metrics (-want +got):\n%s", what, diff)
+		}
+	}
+	if _, err := a.filter.Sync(t.Context(), routes.Ruleset{}); err != nil { // of an earlier test
+		t.Fatal(err)
+	}
+	expect("before the first pass", filterNotEnforced, filterNotEnforced, map[string]float64{enforced: 0, exit: 0})
+	if err := a.syncFilter(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]float64{enforced: 1, forged: 0, exit: 1, stopped: 0}
+	expect("after it", filterEnforced, filterEnforced, all)
+
+	// The rules of a remote that is no longer configured are removed.
+	before, remotes := a.ruleset(), a.remotes
+	a.remotes = remotes[:1]
+	defer func() { a.remotes = remotes }()
+	if err := a.syncFilter(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if still, err := a.filter.Status(t.Context(), before); err != nil || still.Arrival || still.Exit {
+		t.Errorf("the rules of a remote that is gone: %v, %v", still, err)
+	}
+	expect("with one remote less", filterEnforced, filterEnforced, all)
+
+	// The exit filter can't be switched off.
+	a.cfg.SourceFilter = false
+	if err := a.syncFilter(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	expect("switched off", filterOff, filterEnforced, map[string]float64{exit: 1, stopped: 0})
+	if still, err := a.filter.Status(t.Context(), routes.Ruleset{Origins: before.Origins[:1]}); err != nil || still.Arrival {
+		t.Errorf("switched off, and the rules are there: %v, %v", still, err)
+	}
+}
+
+// The exit filter is there before the first route.
+func TestRoutesWaitForTheExitFilter(t *testing.T) {
+	nstest.Root(t)
+	var logs logtest.Buffer
+	a, err := newAgent(testConfig(t), slog.New(slog.NewTextHandler(&logs, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.close()
+	// Those of an earlier test.
+	_, routesErr := a.table.Sync(t.Context(), nil)
+	_, filterErr := a.filter.Sync(t.Context(), routes.Ruleset{})
+	earlier := len(logs.String())
+	if err := errors.Join(routesErr, filterErr, a.syncRoutes(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	text := logs.String()[earlier:]
+	filter, route := strings.Index(text, "packet filter installed"), strings.Index(text, "route installed")
+	if filter < 0 || route < filter {
+		t.Errorf("not in this order:\n%s", text)
+	}
+}
+
+// Packets to pods of a remote that is no longer configured are refused for the time that
+// controllers retain its mirrors and network sets.
+func TestRemovedRemotesAreRefusedForATime(t *testing.T) {
+	nstest.Root(t)
+	gone := netip.MustParsePrefix("fd06::/48")
+	start := func(change func(*config.Wireguard)) *agent {
+		t.Helper()
+		cfg := testConfig(t)
+		cfg.RemovalGrace = time.Hour
+		change(&cfg)
+		a, err := newAgent(cfg, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(a.syncRoutes(t.Context()), a.syncFilter(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_, fenceErr := a.table.Fence(context.Background(), nil)
+			_, routesErr := a.table.Sync(context.Background(), nil)
+			_, filterErr := a.filter.Sync(context.Background(), routes.Ruleset{})
+			check(t, errors.Join(fenceErr, routesErr, filterErr, a.close()))
+		})
+		return a
+	}
+	refused := func(what string, a *agent, want bool) {
+		t.Helper()
+		fenced, err := a.table.Fenced()
+		if err != nil || slices.Contains(fenced, gone) != want {
+			t.Errorf("%s: rules for %v, %v, refused: want %v", what, fenced, err, want)
+		}
+		state, err := a.filter.Status(t.Context(), routes.Ruleset{Exits: []routes.Exit{
+			{Device: "wireguard.gcp", Subnets: []netip.Prefix{netip.MustParsePrefix("10.4.0.0/16")}}, {Subnets: []netip.Prefix{gone}}}})
+		if err != nil || state.Exit != want {
+			t.Errorf("%s: exit filter %+v, %v, refused: want %v", what, state, err, want)
+		}
+		if rep := a.status().(agentReport).Removed; (rep != nil) != want {
+			t.Errorf("%s: reported %+v", what, rep)
+		}
+	}
+	one := func(cfg *config.Wireguard) { cfg.Remotes = cfg.Remotes[:1] }
+	start(func(*config.Wireguard) {})
+	refused("one process later", start(one), true)
+	second := start(one)
+	refused("two processes later", second, true)
+	second.removed.until = time.Now()
+	if err := errors.Join(second.syncRoutes(t.Context()), second.syncFilter(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	refused("when the time is over", second, false)
+	refused("and later", start(one), false)
+
+	start(func(*config.Wireguard) {})
+	refused("without a time", start(func(cfg *config.Wireguard) { one(cfg); cfg.RemovalGrace = 0 }), false)
+	start(func(*config.Wireguard) {})
+	a := start(func(cfg *config.Wireguard) {
+		cfg.Remotes[1].Name, cfg.Remotes[1].PodSubnets = "other", []netip.Prefix{netip.MustParsePrefix("fd06:0:0:1::/64")}
+	})
+	rep := a.status().(agentReport).Removed
+	if rep == nil || len(rep.PodSubnets) != 16 || slices.ContainsFunc(rep.PodSubnets, func(s string) bool { return netip.MustParsePrefix(s).Overlaps(a.remotes[1].cfg.PodSubnets[0]) }) {
+		t.Errorf("beside another remote's: %+v", rep)
+	}
+	start(func(*config.Wireguard) {})
+	b := start(one)
+	b.removed.exclude([]routes.Occupied{{Prefix: netip.MustParsePrefix("fd06::7/128"), What: "this node"}})
+	if rep := b.status().(agentReport).Removed; rep != nil {
+		t.Errorf("of this node's: %+v", rep)
+	}
+}
+
+func TestStopsHaveATime(t *testing.T) {
+	var s stops
+	start := time.Unix(1e9, 0)
+	for i, step := range []struct {
+		count uint64
+		last  int // seconds; -1: not since start
+	}{{5, -1}, {5, -1}, {6, 2}, {6, 2}, {0, 2}, {1, 5}} {
+		s.note(start.Add(time.Duration(i)*time.Second), routes.Dropped{"wireguard.gcp": step.count})
+		want := start.Add(time.Duration(step.last) * time.Second)
+		if step.last < 0 {
+			want = time.Time{}
+		}
+		if got := s.last("wireguard.gcp"); !got.Equal(want) {
+			t.Errorf("step %d: %s, want %s", i, got, want)
+		}
+	}
+}
+
+// Without nf_tables in the kernel only the packet filter fails, which is reported.
+func TestNodeWithoutNetfilter(t *testing.T) {
+	nstest.Root(t)
+	a, err := newAgent(testConfig(t), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.close()
+	err = nstest.WithoutNetfilter(nil, func() error {
+		if err := a.syncFilter(t.Context()); !errors.Is(err, routes.ErrNoFilter) {
+			t.Errorf("error %v, want %v", err, routes.ErrNoFilter)
+		}
+		source, exit, _ := a.filterStatus(t.Context())
+		for _, rep := range []filterReport{source, exit} {
+			if rep.State != filterNotEnforced || !strings.Contains(rep.Error, "nf_tables") {
+				t.Errorf("%+v", rep)
+			}
+		}
+		return errors.Join(a.syncRoutes(t.Context()), a.cleanup(t.Context()))
+	})
+	// Only the unreachable API server may fail.
+	if err == nil || strings.Contains(err.Error(), "nf_tables") {
+		t.Errorf("cleanup: %v", err)
+	}
+}

@@ -1,0 +1,94 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kube-semaphore/kube-semaphore/routes"
+)
+
+// forwardingSpacing is the minimum interval of reading what forwarding depends on.
+const forwardingSpacing = time.Second
+
+// forwardingReport is whether the host forwards packets between its pods and the tunnels.
+// Probes of paths end at the host, and say nothing about it.
+type forwardingReport struct {
+	Known bool `json:"known"` // read since start
+	// Off are settings by which it doesn't.
+	Off []string `json:"off,omitempty"`
+	// Denying are FORWARD chains that accept no packet, Conditional those that drop packets
+	// by default, whose rules have to accept those of pods.
+	Denying     []string `json:"chainsDenying,omitempty"`
+	Conditional []string `json:"chainsConditional,omitempty"`
+}
+
+// checkForwarding switches forwarding on for our devices, and reads what else it depends
+// on, which is left alone.
+func (a *agent) checkForwarding(ctx context.Context) error {
+	var devices []int
+	for _, r := range a.remotes {
+		index, _ := r.device.Index()
+		devices = append(devices, index)
+	}
+	enabled, err := routes.EnableForwarding()
+	for _, device := range enabled {
+		a.log.InfoContext(ctx, "forwarding switched on", "device", device)
+	}
+	return errors.Join(err, a.forwardingRepairs.note(time.Now(), devices, len(enabled) > 0, err), a.readForwarding(ctx))
+}
+
+// readForwarding reads what else forwarding depends on.
+func (a *agent) readForwarding(ctx context.Context) error {
+	pods, known := a.podCIDRs()
+	if !known {
+		a.forwards.Store(nil)
+		return nil
+	}
+	var remotes []netip.Prefix
+	for _, r := range a.admitted() {
+		remotes = append(remotes, r.cfg.PodSubnets...)
+	}
+	read, err := routes.ReadForwarding(ctx, pods, remotes)
+	before := a.forwards.Swap(&read)
+	switch {
+	case read.Blocked() && (before == nil || fmt.Sprint(*before) != fmt.Sprint(read)):
+		a.log.ErrorContext(ctx, "packets between pods and tunnels are not forwarded by this host", "settings", read.Off, "chains", read.Denying)
+	case before != nil && before.Blocked() && !read.Blocked():
+		a.log.InfoContext(ctx, "packets between pods and tunnels are forwarded again")
+	}
+	return err
+}
+
+func (a *agent) forwardingStatus() forwardingReport {
+	read := a.forwards.Load()
+	if read == nil {
+		return forwardingReport{}
+	}
+	return forwardingReport{Known: true, Off: read.Off, Denying: read.Denying, Conditional: read.Conditional}
+}
+
+// forwardingCollector reports forwarding as last read.
+type forwardingCollector struct {
+	agent *agent
+	off   *prometheus.Desc
+}
+
+func newForwardingCollector(a *agent) *forwardingCollector {
+	return &forwardingCollector{agent: a, off: prometheus.NewDesc("semaphore_wg_forwarding_off",
+		"Settings and FORWARD chains of this host by which packets between its pods and tunnels are not forwarded; absent until they are read.", nil, nil)}
+}
+
+// Describe implements prometheus.Collector.
+func (c *forwardingCollector) Describe(ch chan<- *prometheus.Desc) { ch <- c.off }
+
+// Collect implements prometheus.Collector.
+func (c *forwardingCollector) Collect(ch chan<- prometheus.Metric) {
+	if read := c.agent.forwards.Load(); read != nil {
+		ch <- prometheus.MustNewConstMetric(c.off, prometheus.GaugeValue, float64(len(read.Off)+len(read.Denying)))
+	}
+}

@@ -1,0 +1,144 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+)
+
+const (
+	// Nodes come and go in bursts, and nothing waits for the result.
+	localSpacing = time.Second
+	// Service ranges rarely change, and every agent of the cluster polls them.
+	servicesPeriod  = 10 * time.Minute
+	servicesTimeout = 30 * time.Second
+)
+
+// local tracks the addresses of this cluster, which no endpoint of a remote may have. It
+// has its own watch beside that of this node, so that publishing doesn't wait for a list
+// of all nodes.
+type local struct {
+	subnets  []netip.Prefix // as configured
+	client   kube.Client
+	nodes    *kube.Watch[peers.LocalNode]
+	log      *slog.Logger
+	changed  func() // called when known has changed
+	building *reconcile.Trigger
+	listing  *reconcile.Trigger
+
+	services atomic.Pointer[[]netip.Prefix] // nil: not read yet
+	known    atomic.Pointer[peers.Local]    // nil: not read yet
+	unlogged bool                           // missing service ranges were not logged yet
+}
+
+func newLocal(cfg *config.Wireguard, client kube.Client, server *kube.Server, metrics *kube.Metrics, log *slog.Logger, changed func()) *local {
+	l := &local{subnets: cfg.LocalSubnets, client: client, log: log, changed: changed, building: reconcile.NewTrigger(), listing: reconcile.NewTrigger(), unlogged: true}
+	l.nodes = kube.NewWatch(kube.WatchConfig[peers.LocalNode]{
+		Cluster: cfg.ClusterName, Server: server, Kind: "nodes", Object: &corev1.Node{},
+		ListWatch: kube.ListWatch(kube.Of(func() (kube.Client, error) { return client, nil }, kube.Nodes), nil),
+		Keep: func(obj runtime.Object) (peers.LocalNode, bool) {
+			n, ok := obj.(*corev1.Node)
+			if !ok {
+				return peers.LocalNode{}, false
+			}
+			return peers.TrimLocalNode(n), true
+		},
+		Equal:  peers.LocalNode.Equal,
+		Notify: l.building.Fire,
+		Logger: log, Metrics: metrics,
+	})
+	return l
+}
+
+func (l *local) tasks(loop func(reconcile.Config) *reconcile.Loop) []run.Task {
+	return []run.Task{
+		l.nodes,
+		loop(reconcile.Config{
+			Name: "addresses of this cluster", Reconcile: l.build, Trigger: l.building, MinInterval: localSpacing,
+		}),
+		loop(reconcile.Config{
+			Name: "service ranges", Reconcile: l.readServices, Trigger: l.listing, Resync: servicesPeriod,
+		}),
+	}
+}
+
+// build computes known, once nodes and service ranges have been read.
+func (l *local) build(context.Context) error {
+	nodes, synced := l.nodes.Snapshot()
+	services := l.services.Load()
+	if synced && services == nil {
+		l.listing.Fire() // The API server answers.
+	}
+	if !synced || services == nil {
+		return nil
+	}
+	l.known.Store(peers.NewLocal(nodes, *services, l.subnets))
+	l.changed()
+	return nil
+}
+
+// readServices reads the service ranges from ServiceCIDR objects. Kubernetes before 1.33
+// has none, which is no error: the ranges stay unknown. An API server that has just
+// started may forbid everything until it has loaded its roles, so "forbidden" counts only
+// once the nodes have been read.
+func (l *local) readServices(ctx context.Context) error {
+	settled := l.nodes.Synced()
+	asking, cancel := context.WithTimeout(ctx, servicesTimeout)
+	defer cancel()
+	list, err := l.client.ServiceCIDRs().List(asking, metav1.ListOptions{})
+	if err != nil {
+		if !settled || !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
+			return fmt.Errorf("read the ranges of services: %w", err)
+		}
+		// Keep the ranges of an earlier response.
+		if l.services.CompareAndSwap(nil, &[]netip.Prefix{}) {
+			l.building.Fire()
+		}
+		if l.unlogged {
+			l.unlogged = false
+			l.log.Info("service ranges of this cluster unknown: set SEMAPHORE_LOCAL_SUBNETS to check endpoints against them", "err", err)
+		}
+		return nil
+	}
+	ranges := []netip.Prefix{}
+	for i := range list.Items {
+		for _, cidr := range list.Items[i].Spec.CIDRs {
+			if p, err := netip.ParsePrefix(cidr); err == nil {
+				ranges = append(ranges, p.Masked())
+			}
+		}
+	}
+	slices.SortFunc(ranges, netip.Prefix.Compare)
+	if before := l.services.Swap(&ranges); before == nil || !slices.Equal(*before, ranges) {
+		l.building.Fire()
+	}
+	return nil
+}
+
+// onLink returns the IPv4 broadcast addresses of a link (RFC 919, and that of 4.2BSD):
+// packets to them reach nodes of this cluster, too.
+func onLink(p netip.Prefix) []netip.Addr {
+	if !p.Addr().Is4() || p.Bits() >= 31 {
+		return nil
+	}
+	last := p.Masked().Addr().As4()
+	for bit := p.Bits(); bit < 32; bit++ {
+		last[bit/8] |= 0x80 >> (bit % 8)
+	}
+	return []netip.Addr{p.Masked().Addr(), netip.AddrFrom4(last)}
+}

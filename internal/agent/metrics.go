@@ -1,0 +1,90 @@
+package agent
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// loopMetrics counts and times the passes of the agent's loops.
+type loopMetrics struct {
+	passes    *prometheus.HistogramVec
+	failures  *prometheus.CounterVec
+	syncPeers *prometheus.CounterVec
+	requeue   *prometheus.CounterVec
+	repairs   *prometheus.CounterVec
+}
+
+func newLoopMetrics() *loopMetrics {
+	return &loopMetrics{
+		passes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "semaphore_wg_reconcile_seconds",
+			Help:    "Duration of a loop's passes in seconds.",
+			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5},
+		}, []string{"loop"}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_wg_reconcile_failures_total",
+			Help: "Passes of a loop that failed, at least in part, and are retried.",
+		}, []string{"loop"}),
+		syncPeers: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_wg_sync_peers_total",
+			Help: "Counts attempts to sync the peers of a device.",
+		}, []string{"device", "success"}),
+		requeue: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_wg_sync_requeue_total",
+			Help: "Number of attempts to sync the peers of a device that failed and are retried.",
+		}, []string{"device"}),
+		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "semaphore_wg_repairs_total",
+			Help: "Passes of a loop that restored what another program had removed or changed in the kernel.",
+		}, []string{"loop"}),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (m *loopMetrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, c := range m.all() {
+		c.Describe(ch)
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (m *loopMetrics) Collect(ch chan<- prometheus.Metric) {
+	for _, c := range m.all() {
+		c.Collect(ch)
+	}
+}
+
+func (m *loopMetrics) all() []prometheus.Collector {
+	return []prometheus.Collector{m.passes, m.failures, m.syncPeers, m.requeue, m.repairs}
+}
+
+// observer returns the callback for the end of a loop's passes. It calls then, unless
+// that is nil.
+func (m *loopMetrics) observer(loop string, then func(time.Duration, error)) func(time.Duration, error) {
+	passes, failures := m.passes.WithLabelValues(loop), m.failures.WithLabelValues(loop)
+	return func(took time.Duration, err error) {
+		passes.Observe(took.Seconds())
+		if err != nil {
+			failures.Inc()
+		}
+		if then != nil {
+			then(took, err)
+		}
+	}
+}
+
+// peerSync returns the callback of a peers loop for the metrics that the original tool
+// has.
+func (m *loopMetrics) peerSync(device string) func(time.Duration, error) {
+	good, bad := m.syncPeers.WithLabelValues(device, "1"), m.syncPeers.WithLabelValues(device, "0")
+	requeue := m.requeue.WithLabelValues(device)
+	return func(_ time.Duration, err error) {
+		if err == nil {
+			good.Inc()
+			return
+		}
+		bad.Inc()
+		requeue.Inc()
+	}
+}

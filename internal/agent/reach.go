@@ -1,0 +1,58 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/reach"
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+// terminationLog is the default terminationMessagePath of the Pod API, where the kubelet
+// reads the container's result.
+const terminationLog = "/dev/termination-log"
+
+// runReach runs the subcommand "reach", which semaphorectl starts in a temporary pod. It
+// doesn't touch the agent's state. Its only argument is a reach.Request in JSON.
+func runReach(args []string) int {
+	var request reach.Request
+	if len(args) != 1 || json.Unmarshal([]byte(args[0]), &request) != nil {
+		fmt.Fprintln(os.Stderr, "reach: expected one argument, a request of semaphorectl in JSON")
+		return 2
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	result := reach.Check(ctx, request)
+	if request.Kernel {
+		if kernel, err := tunnel.Supported(); err == nil {
+			result.Kernel = &kernel
+		}
+	}
+	code := 0
+	if request.MeetFor > 0 {
+		if err := reach.Meet(ctx, request); err != nil {
+			result.Met, code = err.Error(), 1
+		}
+	}
+	if request.ServeFor > 0 {
+		if err := reach.Serve(ctx, request); err != nil {
+			result.Met, code = err.Error(), 1
+		}
+	}
+	if len(request.Try)+len(request.Names)+len(request.Asks) > 0 {
+		reach.TryAll(ctx, request, &result)
+	}
+	encoded, err := result.Encode()
+	if err == nil {
+		err = os.WriteFile(terminationLog, encoded, 0o644)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "reach:", err)
+		return 1
+	}
+	return code
+}

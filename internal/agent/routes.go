@@ -1,0 +1,149 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/routes"
+)
+
+// syncRoutes reconciles the routes and policy rules of all remotes. Routes of an earlier
+// process are retained until their inputs are known: a device route until the device has
+// been verified, its source until this node's pod prefixes have been read.
+func (a *agent) syncRoutes(ctx context.Context) error {
+	if err := a.findRemoved(); err != nil {
+		return err
+	}
+	apart, shared := a.apart()
+	// No route leads packets to a remote before the exit filter watches them, and no node
+	// inside a pod subnet becomes a peer before its packets are exempt. Its own loop reports a
+	// failure.
+	for i, r := range a.remotes {
+		if r.routed.Load() != shared[i] {
+			_ = a.syncFilter(ctx)
+			break
+		}
+	}
+	want, err := a.wantedRoutes()
+	errs := []error{err}
+	var changes routes.Changes
+	if want != nil {
+		changes, err = a.table.Sync(ctx, want, apart...)
+		errs = append(errs, err)
+	}
+	// The rules come second: once one is installed, only our own table decides.
+	fenced, err := a.table.Fence(ctx, a.guarded())
+	for i, r := range a.remotes {
+		missing := func(s netip.Prefix) bool { return !slices.Contains(fenced.Subnets, s) }
+		if !slices.ContainsFunc(r.cfg.PodSubnets, missing) {
+			r.fenced.Store(true)
+		}
+		barred := func(s netip.Prefix) bool { return !slices.Contains(fenced.Passable, s) }
+		if !slices.ContainsFunc(r.cfg.PodSubnets, barred) {
+			r.passable.Store(true)
+		}
+		if r.routed.Swap(shared[i]) != shared[i] {
+			r.peering.Fire()
+		}
+	}
+	err = errors.Join(append(errs, err)...)
+	changed := changes != routes.Changes{} || fenced.Changes != routes.Changes{}
+	return errors.Join(err, a.routeRepairs.note(time.Now(), []any{want, apart, a.guarded()}, changed, err))
+}
+
+// apart returns the subnets whose routes may not be in the main table, by remote, see
+// [routes.Table.Sync].
+func (a *agent) apart() (all []netip.Prefix, of []*[]netip.Prefix) {
+	for _, r := range a.remotes {
+		shared := r.shared.Load()
+		all, of = append(all, *shared...), append(of, shared)
+	}
+	return all, of
+}
+
+// findShared finds the pod subnets that contain published endpoints of the remote's nodes,
+// before those are accepted. It reports whether the routes are as these need.
+func (r *remote) findShared() bool {
+	if nodes, synced := r.nodes.Snapshot(); synced && r.agent.cfg.Mark != 0 {
+		found := peers.Shared(r.cfg.PodSubnets, nodes)
+		if !slices.Equal(found, *r.shared.Load()) {
+			r.shared.Store(&found)
+		}
+	}
+	if r.routed.Load() != r.shared.Load() {
+		r.agent.routing.Fire()
+		return false
+	}
+	return true
+}
+
+// wantedRoutes returns the routes that all remotes need. With an error they may be nil:
+// then all routes are retained.
+func (a *agent) wantedRoutes() ([]routes.Route, error) {
+	var (
+		all   []routes.Route // as if every link with a device's name were our device
+		unset []bool         // by remote: its device was not verified yet
+		index []int
+	)
+	for _, r := range a.remotes {
+		i, seen, err := r.link()
+		if err != nil {
+			return nil, err
+		}
+		if r.refused() != nil {
+			i, seen = 0, true // Its device is deleted; the guards stay.
+		}
+		index, unset = append(index, i), append(unset, !seen)
+		all = append(all, routes.Desired(r.guarded(), i, nil)...)
+	}
+	installed, err := a.table.Installed(all)
+	if err != nil {
+		return nil, err
+	}
+	src, settled, srcErr := a.routeSources(installed)
+	a.sources.Store(&src)
+	want := []routes.Route{}
+	for i, r := range a.remotes {
+		desired := routes.Desired(r.guarded(), index[i], src)
+		if unset[i] || !settled {
+			desired = routes.Retain(desired, installed, !unset[i])
+		}
+		want = append(want, desired...)
+	}
+	return want, srcErr
+}
+
+// routeSources returns the configured preferred source addresses, at most one per
+// family. settled is false while they are provisional: then installed routes keep theirs.
+func (a *agent) routeSources(installed []routes.Route) (src []netip.Addr, settled bool, err error) {
+	switch a.cfg.RouteSrc {
+	case config.RouteSrcNone:
+		return nil, true, nil
+	case config.RouteSrcAuto:
+		if prefixes, known := a.podCIDRs(); known {
+			src, err = routes.Source(prefixes)
+			return src, err == nil, err
+		}
+		// Until the prefixes of our pods are known, use those of installed routes.
+		src, err = routes.Sources(installed)
+		return src, false, err
+	}
+	addr, err := netip.ParseAddr(a.cfg.RouteSrc)
+	if err != nil {
+		return nil, false, fmt.Errorf("SEMAPHORE_WG_ROUTE_SRC: %w", err)
+	}
+	local, err := routes.Local(addr)
+	if err == nil && !local {
+		err = fmt.Errorf("SEMAPHORE_WG_ROUTE_SRC: %s is not an address of this host", addr)
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	return []netip.Addr{addr}, true, nil
+}

@@ -1,0 +1,273 @@
+package agent
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/report"
+	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+)
+
+// statusCommand is "semaphore-wireguard status".
+func statusCommand() report.Command[agentReport] {
+	return report.Command[agentReport]{Program: "semaphore-wireguard", Address: "127.0.0.1:7774", Show: showReport}
+}
+
+// showReport shows remotes, peers and rejections.
+func showReport(p *report.Page, rep *agentReport) {
+	p.Line("semaphore-wireguard %s", rep.Version)
+	p.Line("cluster %s, node %s", rep.Cluster, rep.Node)
+	if rep.Standby != nil {
+		p.Unknown("this agent stands by, another agent of this node is active: %s", cmp.Or(rep.Standby.Holder, "unknown"))
+	}
+	if !rep.Published && rep.Standby == nil {
+		p.Wrong("the node object of %s does not have all keys and endpoints of this agent", rep.Node)
+	}
+	p.Failures(rep.Failing)
+	if len(rep.Pending) > 0 {
+		p.Unknown("not completed since start: %s", strings.Join(rep.Pending, ", "))
+	}
+	if !rep.Local {
+		p.Unknown("addresses of this cluster not read yet: endpoints of remote nodes can't be checked against them")
+	}
+	showPods(p, &rep.Pods)
+	showFilter(p, rep.Filter)
+	showExit(p, rep)
+	if rep.Unsourced != "" {
+		p.Line("%s", hostLine(rep.Unsourced))
+	}
+	if rep.Networkd {
+		p.Wrong("systemd-networkd removes rules and routes of the agent when it starts: 10-semaphore.conf isn't in /etc/systemd/networkd.conf.d")
+	}
+	showForwarding(p, &rep.Forwarding)
+	tokens.Show(p, rep.Credentials, func(remote string) bool {
+		return slices.ContainsFunc(rep.Remotes, func(r remoteReport) bool { return r.Name == remote && r.API.Error != "" })
+	})
+	remotes := p.Table("REMOTE", "CONTACT", "PEERS FROM", "DEVICE", "BACKEND", "PORT", "MTU", "UP", "CONNECTING", "WAITING", "SILENT", "DOWN", "REJECTED", "FORGED", "STOPPED")
+	nodes := p.Table("REMOTE", "NODE", "ENDPOINT", "HEALTH", "SINCE", "SIGN", "HANDSHAKE", "HEARD", "RECEIVED", "SENT", "POD CIDRS")
+	rejected := p.Table("REMOTE", "REJECTED NODE", "WHAT", "REASON", "DETAIL")
+	for i := range rep.Remotes {
+		r := &rep.Remotes[i]
+		showRemote(p, remotes, r)
+		showStopped(p, r, rep.Exit.State == filterEnforced)
+		showPeers(p, nodes, r)
+		for _, no := range r.Rejected {
+			what := "node"
+			if no.Partial {
+				what = "prefix"
+			}
+			rejected.Row(r.Name, no.Node, what, string(no.Reason), no.Detail)
+		}
+	}
+}
+
+// showPods shows the pod prefixes of the node and their source.
+func showPods(p *report.Page, pods *podsReport) {
+	if pods.Source == "" {
+		p.Unknown("source of this node's pod prefixes not decided yet")
+		return
+	}
+	switch {
+	case !pods.Known:
+		p.Unknown("pod prefixes of this node not read yet, by %s: %s", pods.Source, pods.Why)
+	case pods.Count == 0:
+		p.Line("pods of this node: no prefixes, by %s: %s", pods.Source, pods.Why)
+	default:
+		p.Line("pods of this node: %s, by %s: %s", report.Some(pods.Prefixes), pods.Source, pods.Why)
+	}
+}
+
+// showFilter reports when packets with forged sources are not dropped. The reason is
+// shown with the failing loop.
+func showFilter(p *report.Page, f filterReport) {
+	switch f.State {
+	case filterEnforced:
+	case filterOff:
+		p.Line("source filter off")
+	case filterUnknown:
+		p.Failing("source filter", f.Error)
+	default:
+		p.Wrong("plaintext packets with a remote pod's source address are not dropped")
+	}
+}
+
+// showForwarding shows why packets of pods aren't forwarded.
+func showForwarding(p *report.Page, f *forwardingReport) {
+	if len(f.Off) > 0 {
+		p.Wrong("this host doesn't forward packets between its pods and tunnels: %s", report.Some(f.Off))
+	}
+	if len(f.Denying) > 0 {
+		p.Wrong("this host drops packets between its pods and tunnels, as no rule accepts any: %s", report.Some(f.Denying))
+	}
+	if len(f.Conditional) > 0 {
+		p.Line("forwarded packets are dropped by default, rules have to accept those of pods: %s", report.Some(f.Conditional))
+	}
+}
+
+// showExit reports when packets to remote pods could leave in plaintext, and the remotes
+// whose packets are refused.
+func showExit(p *report.Page, rep *agentReport) {
+	switch rep.Exit.State {
+	case filterEnforced:
+	case filterUnknown:
+		p.Failing("exit filter", rep.Exit.Error)
+	default:
+		p.Wrong("packets to remote pods that another program leads past the tunnel are not dropped: only routes and policy rules keep them from leaving in plaintext")
+	}
+	if r := rep.Removed; r != nil {
+		p.Line("pod subnets that are no longer configured: packets to %s are refused until %s, %s were",
+			report.Some(r.PodSubnets), r.Until.UTC().Format(time.RFC3339), packets(r.Stopped))
+	}
+}
+
+// showStopped names the foreign policy rules that lead packets past the tunnel, and what
+// the exit filter has dropped.
+func showStopped(p *report.Page, r *remoteReport, dropped bool) {
+	fate := "leave in plaintext"
+	if dropped {
+		fate = "are dropped"
+	}
+	var taking, marked []string
+	for _, rule := range r.Rules {
+		if rule.Marked {
+			marked = append(marked, rule.Rule)
+		} else {
+			taking = append(taking, rule.Rule)
+		}
+	}
+	if len(taking) > 0 {
+		p.Wrong("remote %s: policy rules of another program come first and lead packets to its pods past the tunnel, where they %s: %s", r.Name, fate, report.Some(taking))
+	}
+	if len(marked) > 0 {
+		p.Line("remote %s: policy rules of another program come first for packets with a firewall mark, which then %s: %s", r.Name, fate, report.Some(marked))
+	}
+	if at := r.LastStopped; r.Stopping {
+		p.Wrong("remote %s: %s packets to its pods were dropped because they would have left in plaintext, the last of them %s", r.Name, packets(r.Stopped), p.Age(at))
+	}
+}
+
+// packets formats a count of packets that a filter has dropped.
+func packets(packets *uint64) string {
+	if packets == nil {
+		return "-"
+	}
+	return strconv.FormatUint(*packets, 10)
+}
+
+func showRemote(p *report.Page, t *report.Table, r *remoteReport) {
+	count := map[peers.Health]int{}
+	for i := range r.Peers {
+		count[r.Peers[i].Health]++
+	}
+	t.Row(r.Name, p.Age(r.API.LastContact), string(r.Source), r.Device.Name, r.Device.Backend,
+		strconv.Itoa(r.Device.ListenPort), strconv.Itoa(r.Device.MTU),
+		strconv.Itoa(count[peers.HealthUp]), strconv.Itoa(count[peers.HealthConnecting]), strconv.Itoa(count[peers.HealthWaiting]),
+		strconv.Itoa(count[peers.HealthSilent]), strconv.Itoa(count[peers.HealthDown]),
+		strconv.Itoa(len(r.Rejected)), packets(r.Forged), packets(r.Stopped))
+
+	what := "remote " + r.Name
+	if r.Refused != "" {
+		p.Failing(what+" is refused", r.Refused)
+		return
+	}
+	switch {
+	case r.API.Error != "":
+		p.Failing(what+": API server", r.API.Error)
+	case !r.API.Synced:
+		p.Wrong("%s: its nodes have not been read since start", what)
+	default:
+		p.Contact(what, r.API.LastContact)
+	}
+	switch {
+	case r.Device.Error != "":
+		p.Failing(what+": device "+r.Device.Name, r.Device.Error)
+	case r.API.Synced && r.Source != peers.SourceAPI:
+		p.Unknown("%s: its nodes are not configured as peers yet", what)
+	case r.Source == peers.SourceAPI && len(r.Peers) == 0:
+		p.Wrong("%s: none of its nodes is a peer", what)
+	}
+	if d := &r.Device; d.LargestMTU > 0 && d.MTU > d.LargestMTU {
+		p.Wrong("%s: an MTU of %d exceeds the path to %s, which fragments: %d fits", what, d.MTU, d.NarrowestEndpoint, d.LargestMTU)
+	}
+	var disputed []string
+	for i := range r.Peers {
+		if peer := &r.Peers[i]; peer.Disputed != "" {
+			disputed = append(disputed, fmt.Sprintf("%s (%s)", peer.Node, peer.Disputed))
+		}
+	}
+	if len(disputed) > 0 {
+		p.Wrong("%s: nodes of this cluster claim the endpoints of peers, which stay: %s", what, report.Some(disputed))
+	}
+	if len(r.Foreign) > 0 {
+		p.Line("%s: foreign routes to its pods, which packets don't follow: %s", what, report.Some(r.Foreign))
+	}
+	if len(r.Rejected) > 0 {
+		names := make([]string, len(r.Rejected))
+		for i := range r.Rejected {
+			names[i] = r.Rejected[i].Node
+		}
+		p.Wrong("%s: rejected, in whole or in part: %s", what, report.Some(slices.Compact(names)))
+	}
+}
+
+// showPeers shows the peers of a remote, those with the worst health first.
+func showPeers(p *report.Page, t *report.Table, r *remoteReport) {
+	urgency := peers.Healths()
+	sorted := slices.SortedFunc(slices.Values(r.Peers), func(a, b peerReport) int {
+		return cmp.Or(cmp.Compare(slices.Index(urgency, a.Health), slices.Index(urgency, b.Health)),
+			cmp.Compare(a.Node, b.Node), cmp.Compare(a.PublicKey, b.PublicKey))
+	})
+	names := map[peers.Health][]string{}
+	var narrow, oneWay, unanswered []string
+	for i := range sorted {
+		peer := &sorted[i]
+		// A peer of an earlier process whose node isn't known yet.
+		name := cmp.Or(peer.Node, "key "+peer.PublicKey)
+		since, sign := "-", "-"
+		if peer.Path != nil {
+			since, sign = p.Age(&peer.Path.Since), string(peer.Path.Sign)
+			if peer.Path.SmallOnly {
+				narrow = append(narrow, name)
+			}
+		}
+		t.Row(r.Name, name, peer.Endpoint, string(peer.Health), since, sign, p.Age(peer.LastHandshake), p.Age(peer.LastHeard),
+			report.Bytes(peer.RxBytes), report.Bytes(peer.TxBytes), strings.Join(podCIDRs(peer.AllowedIPs), ","))
+		switch {
+		case sign == string(peers.SignOneWay):
+			oneWay = append(oneWay, name)
+		case sign == string(peers.SignNoAnswer):
+			unanswered = append(unanswered, name)
+		default:
+			names[peer.Health] = append(names[peer.Health], name)
+		}
+	}
+	say := func(how func(string, ...any), what string, few []string) {
+		if len(few) > 0 {
+			how("remote %s: "+what+" %d of %d peers: %s", r.Name, len(few), len(sorted), report.Some(few))
+		}
+	}
+	say(p.Wrong, "no session with", names[peers.HealthDown])
+	say(p.Wrong, "no more answers from", unanswered)
+	say(p.Wrong, "packets arrive from but do not reach (one way)", oneWay)
+	say(p.Wrong, "only small packets reach", narrow)
+	say(p.Unknown, "no session yet with", names[peers.HealthConnecting])
+	say(p.Unknown, "no endpoint and nothing received yet from", names[peers.HealthWaiting])
+	say(p.Unknown, "nothing received lately from", names[peers.HealthSilent])
+	if d := &r.Device; d.Unprobed != "" {
+		p.Line("remote %s: its nodes can't be probed, so a lost node is detected only after minutes: %s", r.Name, d.Unprobed)
+	}
+}
+
+// podCIDRs returns a peer's allowed IPs without its link-local address for probes.
+func podCIDRs(allowedIPs []string) []string {
+	return slices.DeleteFunc(slices.Clone(allowedIPs), func(s string) bool {
+		p, err := netip.ParsePrefix(s)
+		return err == nil && p.Addr().IsLinkLocalUnicast()
+	})
+}

@@ -1,0 +1,85 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/routes"
+)
+
+// Whatever another program removes or changes again and again is repaired, and a fault in
+// the status.
+func TestAnotherProgramUndoesRepairs(t *testing.T) {
+	nstest.QuickRoot(t)
+	silent := slog.New(slog.DiscardHandler)
+	table, err := routes.NewTable(silent)
+	check(t, err)
+	defer table.Close()
+	for _, c := range []struct {
+		loop string
+		undo func(ctx context.Context) error
+	}{
+		{"packet filter", func(ctx context.Context) error {
+			_, err := routes.NewFilter(silent).Sync(ctx, routes.Ruleset{})
+			return err
+		}},
+		{"routes", func(ctx context.Context) error {
+			_, err := table.Fence(ctx, nil)
+			return err
+		}},
+		{"source addresses", func(ctx context.Context) error {
+			_, err := routes.SyncICMP(ctx, silent, nil)
+			return err
+		}},
+		{"forwarding", func(context.Context) error {
+			err := os.WriteFile("/proc/sys/net/ipv4/conf/wireguard.gcp/forwarding", []byte("0"), 0)
+			if errors.Is(err, os.ErrNotExist) {
+				return nil
+			}
+			return err
+		}},
+		{"device gcp", func(context.Context) error {
+			link, err := netlink.LinkByName("wireguard.gcp")
+			if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			return netlink.LinkSetMTU(link, 1300)
+		}},
+	} {
+		t.Run(c.loop, func(t *testing.T) {
+			cfg := testConfig(t)
+			cfg.RouteSrc = config.RouteSrcNone
+			var logs logtest.Buffer
+			a := startAgent(t, cfg, &logs)
+			polltest.Until(t, time.Minute, "both devices", func() bool { return a.remotes[0].present() && a.remotes[1].present() })
+			var failing map[string]string
+			polltest.Until(t, 2*time.Minute, "the fault in the status", func() bool {
+				check(t, c.undo(t.Context()))
+				failing = a.status().(agentReport).Failing
+				return strings.Contains(failing[c.loop], "another program")
+			})
+			for loop, err := range failing {
+				if loop != c.loop && strings.Contains(err, "another program") {
+					t.Errorf("%s fails: %s", loop, err)
+				}
+			}
+			if t.Failed() {
+				t.Log(logs.String())
+			}
+		})
+	}
+}
