@@ -165,6 +165,7 @@ func New(cfg Config) *Controller {
 	}
 	sums, local := newSummer(), newLocal(c.trigger.Fire)
 	c.snapshot = newSnapshot(clusters, kinds, local, sums)
+	c.snapshot.home = cfg.Namespace
 	for _, name := range cfg.Departed {
 		c.snapshot.departed[name] = true
 	}

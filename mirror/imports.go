@@ -18,6 +18,7 @@ import (
 const (
 	rejectNoService = "there is no Service of this name"
 	rejectDerived   = "the Service is that of an import"
+	rejectHome      = "its namespace is that of mirrors, in which nothing is imported"
 )
 
 // export updates the export of a key in a set of exported services; nil: it was deleted.
@@ -37,7 +38,7 @@ func (s *Snapshot) export(id setID, k Key, after *mcs.Export) {
 			s.place(set, sl, 1)
 		}
 	}
-	s.origin(id, k, set.join(k))
+	s.origin(id, k, s.join(set, k))
 }
 
 // exportable updates a service of a set of exported services; nil: it was deleted.
@@ -47,16 +48,18 @@ func (s *Snapshot) exportable(id setID, k Key, after *Origin) {
 		set.services[k] = after
 	}
 	if set.exports[k] != nil {
-		s.origin(id, k, set.join(k))
+		s.origin(id, k, s.join(set, k))
 	}
 }
 
-// join returns the origin of a key: its service, if it is exported; nil: it isn't.
-func (s *set) join(k Key) *Origin {
-	export, service := s.exports[k], s.services[k]
+// join returns the origin of a key in a set: its service, if it is exported; nil: it isn't.
+func (s *Snapshot) join(set *set, k Key) *Origin {
+	export, service := set.exports[k], set.services[k]
 	switch {
 	case export == nil:
 		return nil
+	case k.Namespace == s.home:
+		return &Origin{Key: k, Export: export, Reject: rejectHome}
 	case mcs.IsDerivedName(k.Name):
 		return &Origin{Key: k, Export: export, Reject: rejectDerived}
 	case service == nil:
@@ -64,8 +67,8 @@ func (s *set) join(k Key) *Origin {
 	}
 	joined := *service
 	joined.Export = export
-	if export.Cluster != "" && export.Cluster != s.cluster.name && !s.cluster.local {
-		joined.Reject = "the cluster calls itself " + export.Cluster + ", and is configured here as " + s.cluster.name
+	if export.Cluster != "" && export.Cluster != set.cluster.name && !set.cluster.local {
+		joined.Reject = "the cluster calls itself " + export.Cluster + ", and is configured here as " + set.cluster.name
 	}
 	return &joined
 }

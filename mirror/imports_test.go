@@ -396,6 +396,9 @@ func TestWhatIsNotExported(t *testing.T) {
 		c.export(c.aws, "alias", 10, func(x *v1beta1.ServiceExport) {
 			x.Status.Conditions = []metav1.Condition{{Type: mcs.ConditionCluster, Status: metav1.ConditionTrue, Message: "aws2"}}
 		})
+		c.gcp.Put(t, "namespaces", &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: home}})
+		put(t, c.aws, home, svc("inner", func(s *corev1.Service) { s.Labels = nil }), [2]string{"inner-1", "10.4.0.5"})
+		c.export(c.aws, "inner", 10, func(x *v1beta1.ServiceExport) { x.Namespace = home })
 		c.put(c.aws, svc("last"), "10.4.0.4")
 		c.export(c.aws, "last", 10)
 		c.imported(c.gcp, "last", "aws 10.4.0.4:8080")

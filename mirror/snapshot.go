@@ -90,6 +90,8 @@ type Snapshot struct {
 	// removeAt is when services of clusters that are no longer configured are removed; zero:
 	// now.
 	removeAt time.Time
+	// home is the namespace of mirrors.
+	home string
 	// importAfter is until when new imports wait for clusters that have not synced; zero: they
 	// don't.
 	importAfter time.Time
