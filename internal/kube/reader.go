@@ -110,10 +110,8 @@ func (r *reader[T, P]) follow(ctx context.Context, options metav1.ListOptions, m
 	options.Watch = true
 	body, err := r.open(ctx, options)
 	switch {
-	case r.optional && apierrors.IsNotFound(err) && !streams(options):
-		quiet := watch.NewFake()
-		time.AfterFunc(absentFor, quiet.Stop)
-		return quiet, nil
+	case r.optional && apierrors.IsNotFound(err):
+		return r.quiet(streams(options)), nil
 	case err != nil:
 		return nil, err
 	}
@@ -122,4 +120,18 @@ func (r *reader[T, P]) follow(ctx context.Context, options metav1.ListOptions, m
 		decoder.most = transitShare * most
 	}
 	return watch.NewStreamWatcher(decoder, apierrors.NewClientErrorReporter(http.StatusInternalServerError, http.MethodGet, "ClientWatchDecoding")), nil
+}
+
+// quiet returns a watch without objects, which ends after absentFor. A streamed one begins with
+// the bookmark that ends the initial list.
+func (r *reader[T, P]) quiet(streamed bool) watch.Interface {
+	w := watch.NewFakeWithChanSize(1, false)
+	if object := P(new(T)).object(); streamed {
+		if of, ok := object.(metav1.Object); ok {
+			of.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
+		}
+		w.Action(watch.Bookmark, object)
+	}
+	time.AfterFunc(absentFor, w.Stop)
+	return w
 }
