@@ -3,7 +3,10 @@ package mirror
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -13,6 +16,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 )
 
@@ -61,6 +65,7 @@ func (a *applier) serviceImport(ctx context.Context, k Key, want *Service, c *Ch
 	if c.Verb == verbDelete {
 		err := deleted(ledger, ledger.Get(k.String()), api.Delete(ctx, k.Name, exactly(c.have)))
 		if err == nil {
+			a.local.imported.support(k, false)
 			a.log.InfoContext(ctx, "service import deleted", "import", k.String(), "reason", c.Why)
 		}
 		return response{}, err
@@ -173,10 +178,16 @@ func (a *applier) derived(ctx context.Context, k Key, want *Service, c *Change, 
 			return response{}, a.notDerived(ctx, k, name, err)
 		}
 	} else {
-		p := owned(marked(c.have, object, derivedLabels, derivedAnnotations), object.OwnerReferences)
-		p["spec"] = servicePatch(c.have, object)["spec"]
-		made, err = patchOf(ctx, api.Patch, name, p)
+		patch := func(have identity) (*corev1.Service, error) {
+			p := owned(marked(have, object, derivedLabels, derivedAnnotations), object.OwnerReferences)
+			p["spec"] = servicePatch(have, object)["spec"]
+			return patchOf(ctx, api.Patch, name, p)
+		}
+		if made, err = patch(c.have); kube.Refused(err) {
+			made, err = patch(c.have.withFields()) // as in service
+		}
 	}
+	a.local.imported.support(k, familyUnsupported(err))
 	if err != nil {
 		return response{}, terminating(err)
 	}
@@ -186,11 +197,24 @@ func (a *applier) derived(ctx context.Context, k Key, want *Service, c *Change, 
 	return response{o.sum, differing(c.want, o.sum, ownDerived(object), ownDerived(made))}, nil
 }
 
+// familyUnsupported reports whether a Service was refused because the cluster doesn't have its
+// IP family.
+func familyUnsupported(err error) bool {
+	var status apierrors.APIStatus
+	if !apierrors.IsInvalid(err) || !errors.As(err, &status) || status.Status().Details == nil {
+		return false
+	}
+	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool {
+		return strings.HasPrefix(c.Field, "spec.ipFamilies")
+	})
+}
+
 // notDerived returns why a derived Service already exists: it is another client's, which the
-// feed of derived ones doesn't show, or it is not shown yet.
+// feed of derived ones doesn't show, or it is not shown yet. The account may list Services, and
+// not get them.
 func (a *applier) notDerived(ctx context.Context, k Key, name string, exists error) error {
-	is, err := a.client.Services(k.Namespace).Get(ctx, name, metav1.GetOptions{})
-	if err == nil && !a.sums.observedDerived(is).ours {
+	list, err := a.client.Services(k.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+	if err == nil && len(list.Items) == 1 && !a.sums.observedDerived(&list.Items[0]).ours {
 		return fmt.Errorf("service %s: %w", name, errForeign)
 	}
 	return exists

@@ -25,6 +25,8 @@ type Imported struct {
 	// IPs and Families are those of the derived Service; none yet, or it is headless.
 	IPs      []string
 	Families []corev1.IPFamily
+	// Unsupported: the local cluster has none of its IP families.
+	Unsupported bool
 	// Status is nil if the state of a cluster is unknown that the running one is made of.
 	Status *v1beta1.ServiceImportStatus
 	sum    sum

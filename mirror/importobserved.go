@@ -3,6 +3,7 @@ package mirror
 import (
 	"net/netip"
 	"slices"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -97,18 +98,36 @@ type imported struct {
 	slices     *keep.Ledger[ObservedSlice]
 	members    map[string]map[string]struct{} // names of slices by import
 	namespaces map[string]*namespaceState
-	changed    map[string]struct{} // namespaces that came or went
+
+	mu sync.Mutex
+	// unsupported are the imports whose derived Service was refused for its IP family.
+	unsupported map[Key]bool
 }
 
 func newImported(notify func()) *imported {
 	return &imported{
-		imports:    keep.NewLedger(keep.LedgerConfig[ObservedImport]{Meta: (*ObservedImport).meta, Notify: notify}),
-		services:   keep.NewLedger(keep.LedgerConfig[ObservedService]{Meta: (*ObservedService).meta, Notify: notify}),
-		slices:     keep.NewLedger(keep.LedgerConfig[ObservedSlice]{Meta: (*ObservedSlice).meta, Notify: notify}),
-		members:    map[string]map[string]struct{}{},
-		namespaces: map[string]*namespaceState{},
-		changed:    map[string]struct{}{},
+		imports:     keep.NewLedger(keep.LedgerConfig[ObservedImport]{Meta: (*ObservedImport).meta, Notify: notify}),
+		services:    keep.NewLedger(keep.LedgerConfig[ObservedService]{Meta: (*ObservedService).meta, Notify: notify}),
+		slices:      keep.NewLedger(keep.LedgerConfig[ObservedSlice]{Meta: (*ObservedSlice).meta, Notify: notify}),
+		members:     map[string]map[string]struct{}{},
+		namespaces:  map[string]*namespaceState{},
+		unsupported: map[Key]bool{},
 	}
+}
+
+// support notes whether the derived Service of an import was refused for its IP family.
+func (l *imported) support(k Key, refused bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if delete(l.unsupported, k); refused {
+		l.unsupported[k] = true
+	}
+}
+
+func (l *imported) supported(k Key) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.unsupported[k]
 }
 
 // update adds the names of imports of which an object has changed, and returns the keys of
