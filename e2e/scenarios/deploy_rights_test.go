@@ -20,6 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
@@ -210,8 +211,10 @@ func rightsOf(rule *rbacv1.PolicyRule) []right {
 	}
 	var rights []right
 	for _, group := range rule.APIGroups {
-		if group == "semaphore.uw.io" {
-			continue // Admission policies identify accounts by it.
+		if group == "semaphore.uw.io" || group == v1beta1.GroupName {
+			// Admission policies identify accounts by the first. Exports are read by remotes with
+			// the component mcs, in e2e/controllers.TestImports.
+			continue
 		}
 		for _, resource := range rule.Resources {
 			for _, verb := range rule.Verbs {
