@@ -1,0 +1,751 @@
+package controllers_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/mcs-api/config/crd"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/mirror"
+	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+)
+
+// importBed is three clusters that are remotes of each other. The CRDs of the Multi-Cluster
+// Services API are in gcp and aws. Merit has one IP family, IPv4.
+type importBed struct {
+	*bed
+	admins map[string]kube.Client // by cluster
+}
+
+func newImportBed(t *testing.T) *importBed {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	b := &importBed{&bed{tb: testbed.Start(t, testbed.Config{}), accounts: map[string]*testbed.Credentials{}, binaries: map[string]string{}}, map[string]kube.Client{}}
+	four := func(text string) []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix(text)} }
+	all, err := b.tb.StartClusters(ctx, testbed.ClusterConfig{Name: "gcp"}, testbed.ClusterConfig{Name: "aws"},
+		testbed.ClusterConfig{Name: "merit", PodSubnets: four("10.6.0.0/16"), ServiceSubnets: four("10.106.0.0/16")})
+	must(t, err)
+	b.gcp, b.aws, b.merit = all[0], all[1], all[2]
+	for _, c := range all {
+		createNamespace(t, c, home)
+		must(t, c.Apply(ctx, "../../deploy/service-mirror/rbac.yaml", "../../deploy/service-mirror/admission.yaml", "../../deploy/service-mirror/mcs/rbac.yaml",
+			"../../deploy/service-mirror/mcs/admission.yaml", "../../deploy/remote/service-mirror.yaml"))
+		client, err := kube.NewClient(c.RESTConfig())
+		must(t, err)
+		b.admins[c.Name] = client
+	}
+	b.define(t, b.gcp)
+	b.define(t, b.aws)
+	return b
+}
+
+// define installs the CRDs.
+func (b *importBed) define(t *testing.T, c *testbed.Cluster) {
+	t.Helper()
+	for _, text := range [][]byte{crd.ServiceExportCRD, crd.ServiceImportCRD} {
+		o := &unstructured.Unstructured{}
+		must(t, yaml.Unmarshal(text, &o.Object))
+		must(t, c.ApplyObjects(t.Context(), o))
+	}
+}
+
+// start runs a controller of a cluster until the test ends or stop is called.
+func (b *importBed) start(t *testing.T, local *testbed.Cluster, adjust ...func(*mirror.Config)) *mirrorInstance {
+	t.Helper()
+	client := func(c *testbed.Cluster, account string) kube.Client {
+		cfg := as(c, b.account(t, c, account))
+		cfg.ContentType = "application/vnd.kubernetes.protobuf"
+		client, err := kube.NewClient(cfg)
+		must(t, err)
+		return client
+	}
+	cfg := mirror.Config{
+		Cluster: local.Name, Namespace: home, Client: client(local, programs.ServiceMirror), MultiCluster: true,
+		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)).With("in", local.Name),
+	}
+	for _, c := range b.all() {
+		if c != local {
+			remote := client(c, programs.ServiceMirror+"-remote")
+			cfg.Remotes = append(cfg.Remotes, mirror.Remote{Name: c.Name, Prefix: c.Name, PodSubnets: c.PodSubnets, Client: func() (kube.Client, error) { return remote, nil }})
+		}
+	}
+	for _, a := range adjust {
+		a(&cfg)
+	}
+	c := mirror.New(cfg)
+	return &mirrorInstance{c, cfg, kubetest.Run(t, c.Tasks(), c.Lead)}
+}
+
+// startAll runs a controller in each of the clusters.
+func (b *importBed) startAll(t *testing.T, clusters ...*testbed.Cluster) (all []*mirrorInstance) {
+	t.Helper()
+	for _, c := range clusters {
+		all = append(all, b.start(t, c))
+	}
+	return all
+}
+
+// namespace creates a namespace for a test in the clusters, and removes the exports in it at
+// its end.
+func (b *importBed) namespace(t *testing.T, name string, clusters ...*testbed.Cluster) {
+	t.Helper()
+	for _, c := range clusters {
+		createNamespace(t, c, name)
+		t.Cleanup(func() {
+			exports := b.admins[c.Name].ServiceExports(name)
+			list, err := exports.List(context.WithoutCancel(t.Context()), metav1.ListOptions{})
+			if apierrors.IsNotFound(err) {
+				return
+			}
+			must(t, err)
+			for i := range list.Items {
+				must(t, exports.Delete(context.WithoutCancel(t.Context()), list.Items[i].Name, metav1.DeleteOptions{}))
+			}
+		})
+	}
+}
+
+func (b *importBed) export(t *testing.T, c *testbed.Cluster, namespace, name string, adjust ...func(*v1beta1.ServiceExport)) {
+	t.Helper()
+	x := &v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	for _, a := range adjust {
+		a(x)
+	}
+	_, err := b.admins[c.Name].ServiceExports(namespace).Create(t.Context(), x, metav1.CreateOptions{})
+	must(t, err)
+}
+
+func (b *importBed) unexport(t *testing.T, c *testbed.Cluster, namespace, name string) {
+	t.Helper()
+	must(t, b.admins[c.Name].ServiceExports(namespace).Delete(t.Context(), name, metav1.DeleteOptions{}))
+}
+
+// exported waits for the conditions of an export, as in "Valid=True Valid".
+func (b *importBed) exported(t *testing.T, c *testbed.Cluster, namespace, name string, want ...string) *v1beta1.ServiceExport {
+	t.Helper()
+	var x *v1beta1.ServiceExport
+	wait(t, "the conditions of "+name+" in "+c.Name, func() (err error) {
+		if x, err = b.admins[c.Name].ServiceExports(namespace).Get(t.Context(), name, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		var got []string
+		for _, of := range x.Status.Conditions {
+			if of.ObservedGeneration != x.Generation {
+				return fmt.Errorf("%s is that of generation %d, not %d", of.Type, of.ObservedGeneration, x.Generation)
+			}
+			got = append(got, fmt.Sprintf("%s=%s %s", of.Type, of.Status, of.Reason))
+		}
+		for _, w := range want {
+			if !slices.Contains(got, w) {
+				return fmt.Errorf("%q, want %q", got, w)
+			}
+		}
+		return nil
+	})
+	return x
+}
+
+// imported waits until an import is ready in a cluster, with these endpoints as in
+// "aws 10.4.0.1:80", and returns it.
+func (b *importBed) imported(t *testing.T, c *testbed.Cluster, namespace, name string, want ...string) *v1beta1.ServiceImport {
+	t.Helper()
+	var i *v1beta1.ServiceImport
+	wait(t, "the import "+name+" in "+c.Name, func() (err error) {
+		if got := b.endpoints(t, c, namespace, name); !slices.Equal(got, want) {
+			return fmt.Errorf("endpoints %v, want %v", got, want)
+		}
+		if i, err = b.admins[c.Name].ServiceImports(namespace).Get(t.Context(), name, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		ready := meta.FindStatusCondition(i.Status.Conditions, "Ready")
+		if ready == nil || ready.Status != metav1.ConditionTrue || ready.ObservedGeneration != i.Generation {
+			return fmt.Errorf("generation %d, conditions %v", i.Generation, i.Status.Conditions)
+		}
+		return nil
+	})
+	return i
+}
+
+func (b *importBed) slices(t *testing.T, c *testbed.Cluster, namespace, name string) []discoveryv1.EndpointSlice {
+	t.Helper()
+	list, err := c.Client().DiscoveryV1().EndpointSlices(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: mcs.LabelServiceName + "=" + name})
+	must(t, err)
+	return list.Items
+}
+
+func (b *importBed) endpoints(t *testing.T, c *testbed.Cluster, namespace, name string) (all []string) {
+	t.Helper()
+	for _, sl := range b.slices(t, c, namespace, name) {
+		for i := range sl.Endpoints {
+			for _, p := range sl.Ports {
+				all = append(all, fmt.Sprintf("%s %s:%d", sl.Labels[mcs.LabelSourceCluster], sl.Endpoints[i].Addresses[0], *p.Port))
+			}
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// gone waits until nothing of an import is left.
+func (b *importBed) gone(t *testing.T, c *testbed.Cluster, namespace, name string) {
+	t.Helper()
+	wait(t, "the removal of "+name+" in "+c.Name, func() error {
+		_, err := b.admins[c.Name].ServiceImports(namespace).Get(t.Context(), name, metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("the import: %w", cmpErr(err))
+		}
+		if _, err := c.Client().CoreV1().Services(namespace).Get(t.Context(), mcs.DerivedName(namespace, name), metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("the derived Service: %w", cmpErr(err))
+		}
+		if left := b.slices(t, c, namespace, name); len(left) > 0 {
+			return fmt.Errorf("%d slices", len(left))
+		}
+		return nil
+	})
+}
+
+func cmpErr(err error) error {
+	if err == nil {
+		return errors.New("it exists")
+	}
+	return err
+}
+
+// web returns a Service to export, without labels.
+func web(name string, adjust ...func(*corev1.Service)) *corev1.Service {
+	s := svc(name, adjust...)
+	s.Labels = nil
+	return s
+}
+
+func dual(s *corev1.Service) {
+	policy := corev1.IPFamilyPolicyRequireDualStack
+	s.Spec.IPFamilyPolicy = &policy
+}
+
+// TestImports runs controllers with the Multi-Cluster Services API on real API servers, under
+// the accounts, rights and admission policies of deploy/.
+func TestImports(t *testing.T) {
+	t.Parallel()
+	b := newImportBed(t)
+	for _, c := range []struct {
+		name string
+		test func(b *importBed, t *testing.T)
+	}{
+		{"import of everything a Service has", (*importBed).testImport},
+		{"headless", (*importBed).testHeadlessImport},
+		{"conflicts", (*importBed).testImportConflicts},
+		{"one family", (*importBed).testFamilies},
+		{"restart", (*importBed).testImportRestart},
+		{"drift", (*importBed).testImportDrift},
+		{"foreign objects", (*importBed).testForeignImports},
+		{"invalid exports", (*importBed).testInvalidExports},
+		{"namespaces", (*importBed).testImportNamespaces},
+		{"missing rights", (*importBed).testMissingRights},
+		{"CRDs that come later", (*importBed).testLaterCRDs},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.test(b, t) })
+	}
+}
+
+func (b *importBed) testImport(t *testing.T) {
+	const ns = "import"
+	b.namespace(t, ns, b.gcp, b.aws)
+	all := b.startAll(t, b.gcp, b.aws)
+	timeout, grpc, near := int32(10), "kubernetes.io/h2c", corev1.ServiceTrafficDistributionPreferClose
+	s := web("web", dual, ports(
+		corev1.ServicePort{Name: "tcp", Port: 42, Protocol: corev1.ProtocolTCP, AppProtocol: &grpc},
+		corev1.ServicePort{Name: "udp", Port: 42, Protocol: corev1.ProtocolUDP},
+		corev1.ServicePort{Name: "sctp", Port: 142, Protocol: corev1.ProtocolSCTP},
+	), func(s *corev1.Service) {
+		s.Labels, s.Annotations = map[string]string{"dummy": "service"}, map[string]string{"dummy": "service"}
+		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+		s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}}
+		s.Spec.TrafficDistribution = &near
+	})
+	must(t, putService(t.Context(), b.aws, ns, s, slice(s, "web-four", "10.4.0.1"), slice(s, "web-six", "fd00:10:4::1")))
+	b.export(t, b.aws, ns, "web", func(x *v1beta1.ServiceExport) {
+		x.Spec.ExportedLabels, x.Spec.ExportedAnnotations = map[string]string{"team": "a"}, map[string]string{"note": "b"}
+	})
+	x := b.exported(t, b.aws, ns, "web", "Valid=True Valid", "Ready=True Exported", "Conflict=False NoConflicts")
+	for _, c := range []*testbed.Cluster{b.gcp, b.aws} {
+		i := b.imported(t, c, ns, "web", b.origins(t, b.aws, ns)...)
+		derived, err := c.Client().CoreV1().Services(ns).Get(t.Context(), mcs.DerivedName(ns, "web"), metav1.GetOptions{})
+		must(t, err)
+		if !slices.Equal(i.Spec.IPs, derived.Spec.ClusterIPs) || !slices.Equal(i.Spec.IPFamilies, derived.Spec.IPFamilies) || len(i.Spec.IPs) != 2 {
+			t.Errorf("%s: addresses %v %v, those of the derived Service %v %v", c.Name, i.Spec.IPs, i.Spec.IPFamilies, derived.Spec.ClusterIPs, derived.Spec.IPFamilies)
+		}
+		if i.Spec.Type != v1beta1.ClusterSetIP || i.Spec.SessionAffinity != corev1.ServiceAffinityClientIP || *i.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds != timeout ||
+			*i.Spec.InternalTrafficPolicy != corev1.ServiceInternalTrafficPolicyCluster || *i.Spec.TrafficDistribution != near {
+			t.Errorf("%s: %+v", c.Name, i.Spec)
+		}
+		if len(i.Spec.Ports) != 3 || *i.Spec.Ports[0].AppProtocol != grpc || i.Spec.Ports[2].Protocol != corev1.ProtocolSCTP {
+			t.Errorf("%s: ports %+v", c.Name, i.Spec.Ports)
+		}
+		if i.Labels["team"] != "a" || i.Annotations["note"] != "b" || i.Labels["dummy"] != "" || i.Annotations["dummy"] != "" {
+			t.Errorf("%s: labels %v, annotations %v", c.Name, i.Labels, i.Annotations)
+		}
+		if st := i.Status; len(st.Clusters) != 1 || st.Clusters[0].Cluster != "aws" || st.EndpointSliceObjects != v1beta1.EndpointSliceObjectsPresent {
+			t.Errorf("%s: status %+v", c.Name, st)
+		}
+		for _, sl := range b.slices(t, c, ns, "web") {
+			if sl.Labels[discoveryv1.LabelServiceName] != derived.Name || sl.Labels[mcs.LabelSourceCluster] != "aws" || sl.Labels[discoveryv1.LabelManagedBy] != programs.ServiceMirror {
+				t.Errorf("%s: labels of a slice %v", c.Name, sl.Labels)
+			}
+		}
+	}
+	for _, i := range all {
+		before := i.still(t)
+		patchService(t, b.aws, ns, "web", `{"metadata":{"annotations":{"irrelevant":"`+i.cfg.Cluster+`"}}}`)
+		if n := i.still(t) - before; n != 0 {
+			t.Errorf("%s: %d writes for what is not imported", i.cfg.Cluster, n)
+		}
+	}
+	// Exported labels change the generation of the export, and the import.
+	_, err := b.admins["aws"].ServiceExports(ns).Patch(t.Context(), "web", types.MergePatchType, []byte(`{"spec":{"exportedLabels":{"team":null,"other":"c"}}}`), metav1.PatchOptions{})
+	must(t, err)
+	wait(t, "other labels", func() error {
+		i, err := b.admins["gcp"].ServiceImports(ns).Get(t.Context(), "web", metav1.GetOptions{})
+		if err == nil && (i.Labels["other"] != "c" || i.Labels["team"] != "") {
+			err = fmt.Errorf("%v", i.Labels)
+		}
+		return err
+	})
+	if now := b.exported(t, b.aws, ns, "web", "Ready=True Exported"); now.Generation <= x.Generation {
+		t.Errorf("generation %d after %d", now.Generation, x.Generation)
+	}
+	b.unexport(t, b.aws, ns, "web")
+	b.gone(t, b.gcp, ns, "web")
+	b.gone(t, b.aws, ns, "web")
+}
+
+// origins returns the endpoints of Services in a cluster's namespace, as imported does.
+func (b *importBed) origins(t *testing.T, c *testbed.Cluster, namespace string) (all []string) {
+	t.Helper()
+	list, err := c.Client().DiscoveryV1().EndpointSlices(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "!" + mcs.LabelSourceCluster})
+	must(t, err)
+	for _, sl := range list.Items {
+		for i := range sl.Endpoints {
+			for _, p := range sl.Ports {
+				all = append(all, fmt.Sprintf("%s %s:%d", c.Name, sl.Endpoints[i].Addresses[0], *p.Port))
+			}
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+func (b *importBed) testHeadlessImport(t *testing.T) {
+	const ns = "headless"
+	b.namespace(t, ns, b.gcp, b.aws)
+	b.startAll(t, b.gcp, b.aws)
+	s := web("db", headless)
+	sl := slice(s, "db-1", "10.4.1.1", "10.4.1.2")
+	for i := range sl.Endpoints {
+		name := fmt.Sprintf("db-%d", i)
+		sl.Endpoints[i].Hostname = &name
+	}
+	must(t, putService(t.Context(), b.aws, ns, s, sl))
+	b.export(t, b.aws, ns, "db")
+	for _, c := range []*testbed.Cluster{b.gcp, b.aws} {
+		i := b.imported(t, c, ns, "db", b.origins(t, b.aws, ns)...)
+		if i.Spec.Type != v1beta1.Headless || len(i.Spec.IPs) > 0 {
+			t.Errorf("%s: %+v", c.Name, i.Spec)
+		}
+		all := b.slices(t, c, ns, "db")
+		if len(all) != 1 || *all[0].Endpoints[1].Hostname != "db-1" || all[0].Labels[discoveryv1.LabelServiceName] != "" {
+			t.Errorf("%s: slices %v", c.Name, all)
+		}
+	}
+	// The type follows the only export when its Service becomes another one.
+	must(t, removeService(t.Context(), b.aws, ns, "db"))
+	b.exported(t, b.aws, ns, "db", "Valid=False NoService")
+	b.gone(t, b.gcp, ns, "db")
+	s = web("db")
+	must(t, putService(t.Context(), b.aws, ns, s, slice(s, "db-2", "10.4.1.3")))
+	if i := b.imported(t, b.gcp, ns, "db", b.origins(t, b.aws, ns)...); i.Spec.Type != v1beta1.ClusterSetIP || len(i.Spec.IPs) == 0 {
+		t.Errorf("%+v", i.Spec)
+	}
+	b.unexport(t, b.aws, ns, "db")
+	b.gone(t, b.gcp, ns, "db")
+}
+
+func (b *importBed) testImportConflicts(t *testing.T) {
+	const ns = "conflicts"
+	b.namespace(t, ns, b.gcp, b.aws)
+	b.startAll(t, b.gcp, b.aws)
+	tcp := func(name string, port int32) corev1.ServicePort {
+		return corev1.ServicePort{Name: name, Protocol: corev1.ProtocolTCP, Port: port}
+	}
+	first, second := web("web", ports(tcp("http", 80), tcp("admin", 81))), web("web", ports(tcp("http", 8080), tcp("metrics", 82)), headless)
+	must(t, putService(t.Context(), b.aws, ns, first, slice(first, "web-1", "10.4.2.1")))
+	b.export(t, b.aws, ns, "web")
+	b.exported(t, b.aws, ns, "web", "Conflict=False NoConflicts")
+	before := b.imported(t, b.gcp, ns, "web", b.origins(t, b.aws, ns)...)
+	must(t, putService(t.Context(), b.gcp, ns, second, slice(second, "web-1", "10.2.2.1")))
+	b.export(t, b.gcp, ns, "web")
+	for _, c := range []*testbed.Cluster{b.gcp, b.aws} {
+		b.exported(t, c, ns, "web", "Valid=True Valid", "Conflict=True PortConflict,TypeConflict")
+		wait(t, "the union of ports", func() error {
+			i, err := b.admins[c.Name].ServiceImports(ns).Get(t.Context(), "web", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			var got []string
+			for _, p := range i.Spec.Ports {
+				got = append(got, fmt.Sprint(p.Name, p.Port))
+			}
+			if !slices.Equal(got, []string{"http80", "admin81", "metrics82"}) || i.Spec.Type != v1beta1.ClusterSetIP || len(i.Status.Clusters) != 2 {
+				return fmt.Errorf("%+v", i)
+			}
+			return nil
+		})
+	}
+	// The older one leaves: the import stays, with its addresses.
+	b.unexport(t, b.aws, ns, "web")
+	b.exported(t, b.gcp, ns, "web", "Conflict=False NoConflicts")
+	wait(t, "the end of the older export", func() error {
+		i, err := b.admins["gcp"].ServiceImports(ns).Get(t.Context(), "web", metav1.GetOptions{})
+		if err == nil && (i.UID != before.UID || len(i.Status.Clusters) != 1) {
+			err = fmt.Errorf("%+v", i)
+		}
+		return err
+	})
+	b.unexport(t, b.gcp, ns, "web")
+	b.gone(t, b.gcp, ns, "web")
+	b.gone(t, b.aws, ns, "web")
+}
+
+// testFamilies exports a Service of one family to a cluster of the other one.
+func (b *importBed) testFamilies(t *testing.T) {
+	const ns = "families"
+	b.define(t, b.merit)
+	defer b.undefine(t, b.merit)
+	b.namespace(t, ns, b.gcp, b.aws, b.merit)
+	merit := b.startAll(t, b.merit, b.gcp)[0]
+	six := web("six", func(s *corev1.Service) { s.Spec.IPFamilies = []corev1.IPFamily{corev1.IPv6Protocol} })
+	must(t, putService(t.Context(), b.aws, ns, six, slice(six, "six-1", "fd00:10:4::31")))
+	both := web("both", dual)
+	must(t, putService(t.Context(), b.aws, ns, both, slice(both, "both-1", "fd00:10:4::32"), slice(both, "both-2", "10.4.3.2")))
+	b.export(t, b.aws, ns, "six")
+	b.export(t, b.aws, ns, "both")
+	wait(t, "the condition", func() error {
+		i, err := b.admins["merit"].ServiceImports(ns).Get(t.Context(), "six", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if ready := meta.FindStatusCondition(i.Status.Conditions, "Ready"); ready == nil || ready.Status != metav1.ConditionFalse || ready.Reason != "IPFamilyNotSupported" || ready.ObservedGeneration != i.Generation {
+			return fmt.Errorf("%v", i.Status.Conditions)
+		}
+		return nil
+	})
+	wait(t, "the import of both families", func() error {
+		i, err := b.admins["merit"].ServiceImports(ns).Get(t.Context(), "both", metav1.GetOptions{})
+		if err == nil && (len(i.Spec.IPs) != 1 || !slices.Equal(i.Spec.IPFamilies, []corev1.IPFamily{corev1.IPv4Protocol})) {
+			err = fmt.Errorf("%+v", i.Spec)
+		}
+		return err
+	})
+	wait(t, "the import of IPv6", func() error {
+		i, err := b.admins["gcp"].ServiceImports(ns).Get(t.Context(), "six", metav1.GetOptions{})
+		if err == nil && (len(i.Spec.IPs) != 1 || !slices.Equal(i.Spec.IPFamilies, []corev1.IPFamily{corev1.IPv6Protocol})) {
+			err = fmt.Errorf("%+v", i.Spec)
+		}
+		return err
+	})
+	before := merit.still(t)
+	time.Sleep(time.Second)
+	if n := merit.still(t) - before; n > 10 {
+		t.Errorf("%d writes of an import that can't be", n)
+	}
+}
+
+// undefine removes the CRDs, and with them all imports and exports.
+func (b *importBed) undefine(t *testing.T, c *testbed.Cluster) {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	for _, name := range []string{"serviceexports." + v1beta1.GroupName, "serviceimports." + v1beta1.GroupName} {
+		_, err := c.Kubectl(ctx, "delete", "customresourcedefinition", name)
+		must(t, err)
+	}
+}
+
+func (b *importBed) testImportRestart(t *testing.T) {
+	const ns = "restart"
+	b.namespace(t, ns, b.gcp, b.aws)
+	b.start(t, b.aws)
+	first := b.start(t, b.gcp)
+	s := web("web")
+	must(t, putService(t.Context(), b.aws, ns, s, slice(s, "web-1", "10.4.4.1")))
+	b.export(t, b.aws, ns, "web")
+	must(t, putService(t.Context(), b.gcp, ns, s, slice(s, "web-1", "10.2.4.1")))
+	b.export(t, b.gcp, ns, "web")
+	want := append(b.origins(t, b.aws, ns), b.origins(t, b.gcp, ns)...)
+	before := b.imported(t, b.gcp, ns, "web", want...)
+	b.exported(t, b.gcp, ns, "web", "Conflict=False NoConflicts")
+	first.still(t)
+	first.stop()
+	second := b.start(t, b.gcp)
+	second.listed(t, ns+"/web", func(s mirror.ServiceStatus) bool { return s.Error == "" })
+	if n := second.still(t); n != 0 {
+		t.Errorf("%d writes after a restart", n)
+	}
+	second.stop()
+	// What happens in between is made up for.
+	b.unexport(t, b.aws, ns, "web")
+	b.start(t, b.gcp)
+	after := b.imported(t, b.gcp, ns, "web", b.origins(t, b.gcp, ns)...)
+	if after.UID != before.UID || !slices.Equal(after.Spec.IPs, before.Spec.IPs) {
+		t.Errorf("before %v\nafter %v", before, after)
+	}
+}
+
+// testImportDrift repairs what others change. With the policies they can change everything but
+// the import.
+func (b *importBed) testImportDrift(t *testing.T) {
+	const ns = "drift"
+	b.namespace(t, ns, b.gcp, b.aws)
+	b.startAll(t, b.gcp, b.aws)
+	s := web("web")
+	must(t, putService(t.Context(), b.aws, ns, s, slice(s, "web-1", "10.4.5.1")))
+	b.export(t, b.aws, ns, "web")
+	want := b.origins(t, b.aws, ns)
+	before := b.imported(t, b.gcp, ns, "web", want...)
+	derived := mcs.DerivedName(ns, "web")
+	services := b.gcp.Client().CoreV1().Services(ns)
+	patchService(t, b.gcp, ns, derived, `{"spec":{"selector":{"app":"x"},"sessionAffinity":"ClientIP"},"metadata":{"labels":{"team":"a"}}}`)
+	wait(t, "the repair of the derived Service", func() error {
+		d, err := services.Get(t.Context(), derived, metav1.GetOptions{})
+		if err == nil && (len(d.Spec.Selector) > 0 || d.Spec.SessionAffinity != corev1.ServiceAffinityNone || d.Labels["team"] != "a") {
+			err = fmt.Errorf("%+v", d)
+		}
+		return err
+	})
+	for _, sl := range b.slices(t, b.gcp, ns, "web") {
+		must(t, b.gcp.Client().DiscoveryV1().EndpointSlices(ns).Delete(t.Context(), sl.Name, metav1.DeleteOptions{}))
+	}
+	b.imported(t, b.gcp, ns, "web", want...)
+	must(t, services.Delete(t.Context(), derived, metav1.DeleteOptions{}))
+	wait(t, "other addresses", func() error {
+		d, err := services.Get(t.Context(), derived, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if i := b.imported(t, b.gcp, ns, "web", want...); !slices.Equal(i.Spec.IPs, d.Spec.ClusterIPs) {
+			return fmt.Errorf("import %v, derived Service %v", i.Spec.IPs, d.Spec.ClusterIPs)
+		}
+		return nil
+	})
+	// Without Kubernetes' garbage collector its objects stay, and are adopted.
+	must(t, b.admins["gcp"].ServiceImports(ns).Delete(t.Context(), "web", metav1.DeleteOptions{}))
+	wait(t, "another import", func() error {
+		i := b.imported(t, b.gcp, ns, "web", want...)
+		d, err := services.Get(t.Context(), derived, metav1.GetOptions{})
+		if err == nil && (i.UID == before.UID || len(d.OwnerReferences) != 1 || d.OwnerReferences[0].UID != i.UID) {
+			err = fmt.Errorf("import %s, derived Service of %v", i.UID, d.OwnerReferences)
+		}
+		for _, sl := range b.slices(t, b.gcp, ns, "web") {
+			if sl.OwnerReferences[0].UID != i.UID {
+				err = errors.Join(err, fmt.Errorf("slice of %v", sl.OwnerReferences))
+			}
+		}
+		return err
+	})
+	x := b.exported(t, b.aws, ns, "web")
+	_, err := b.admins["aws"].ServiceExports(ns).Patch(t.Context(), "web", types.MergePatchType,
+		[]byte(`{"status":{"conditions":[{"type":"Other","status":"True","reason":"Other","message":"","lastTransitionTime":"2026-01-01T00:00:00Z","observedGeneration":1}]}}`), metav1.PatchOptions{}, "status")
+	must(t, err)
+	if now := b.exported(t, b.aws, ns, "web", "Valid=True Valid", "Other=True Other"); len(now.Status.Conditions) != len(x.Status.Conditions)+1 {
+		t.Errorf("%v", now.Status.Conditions)
+	}
+}
+
+func (b *importBed) testForeignImports(t *testing.T) {
+	const ns = "foreign"
+	b.namespace(t, ns, b.gcp, b.aws)
+	_, err := b.admins["gcp"].ServiceImports(ns).Create(t.Context(), &v1beta1.ServiceImport{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "web"}, Spec: v1beta1.ServiceImportSpec{Type: v1beta1.ClusterSetIP, IPs: []string{"1.2.3.4"}, Ports: []v1beta1.ServicePort{}},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	user := web(mcs.DerivedName(ns, "db"))
+	must(t, putService(t.Context(), b.gcp, ns, user))
+	i := b.start(t, b.gcp)
+	for n, name := range []string{"web", "db"} {
+		s := web(name)
+		must(t, putService(t.Context(), b.aws, ns, s, slice(s, name+"-1", fmt.Sprintf("10.4.6.%d", n+1))))
+		b.export(t, b.aws, ns, name)
+		i.listed(t, ns+"/"+name, func(s mirror.ServiceStatus) bool { return strings.Contains(s.Error, "not ours") })
+	}
+	im, err := b.admins["gcp"].ServiceImports(ns).Get(t.Context(), "web", metav1.GetOptions{})
+	must(t, err)
+	s, err := b.gcp.Client().CoreV1().Services(ns).Get(t.Context(), user.Name, metav1.GetOptions{})
+	must(t, err)
+	if !slices.Equal(im.Spec.IPs, []string{"1.2.3.4"}) || len(s.Labels)+len(s.OwnerReferences) > 0 {
+		t.Errorf("changed: %v, %v", im, s)
+	}
+	must(t, b.admins["gcp"].ServiceImports(ns).Delete(t.Context(), "web", metav1.DeleteOptions{}))
+	must(t, b.gcp.Client().CoreV1().Services(ns).Delete(t.Context(), user.Name, metav1.DeleteOptions{}))
+	b.imported(t, b.gcp, ns, "web", "aws 10.4.6.1:8080")
+	b.imported(t, b.gcp, ns, "db", "aws 10.4.6.2:8080")
+}
+
+func (b *importBed) testInvalidExports(t *testing.T) {
+	const ns = "invalid"
+	b.namespace(t, ns, b.gcp, b.aws)
+	b.startAll(t, b.gcp, b.aws)
+	b.export(t, b.aws, ns, "none")
+	b.exported(t, b.aws, ns, "none", "Valid=False NoService", "Ready=False Failed")
+	must(t, putService(t.Context(), b.aws, ns, web("away", func(s *corev1.Service) {
+		s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "example.com"}
+	})))
+	b.export(t, b.aws, ns, "away")
+	b.exported(t, b.aws, ns, "away", "Valid=False InvalidServiceType", "Ready=False Failed")
+	// The namespace of mirrors is that of our own services.
+	b.namespace(t, home, b.aws)
+	s := web("inner")
+	must(t, putService(t.Context(), b.aws, home, s, slice(s, "inner-1", "10.4.7.1")))
+	b.export(t, b.aws, home, "inner")
+	b.exported(t, b.aws, home, "inner", "Valid=False InvalidServiceType")
+	must(t, removeService(t.Context(), b.aws, home, "inner"))
+	list, err := b.admins["gcp"].ServiceImports("").List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	for i := range list.Items {
+		if slices.Contains([]string{ns, home}, list.Items[i].Namespace) {
+			t.Errorf("%v", list.Items[i])
+		}
+	}
+}
+
+// testImportNamespaces deletes and creates a namespace with imports. Kubernetes' controller of
+// namespaces doesn't run: the test does what it would.
+func (b *importBed) testImportNamespaces(t *testing.T) {
+	const ns = "passing"
+	b.namespace(t, ns, b.aws)
+	i := b.start(t, b.gcp)
+	s := web("web")
+	must(t, putService(t.Context(), b.aws, ns, s, slice(s, "web-1", "10.4.8.1")))
+	b.export(t, b.aws, ns, "web")
+	i.still(t)
+	createNamespace(t, b.gcp, ns)
+	want := b.origins(t, b.aws, ns)
+	b.imported(t, b.gcp, ns, "web", want...)
+	namespaces := b.gcp.Client().CoreV1().Namespaces()
+	must(t, namespaces.Delete(t.Context(), ns, metav1.DeleteOptions{}))
+	wait(t, "a terminating namespace", func() error {
+		n, err := namespaces.Get(t.Context(), ns, metav1.GetOptions{})
+		if err == nil && n.Status.Phase != corev1.NamespaceTerminating {
+			err = errors.New(string(n.Status.Phase))
+		}
+		return err
+	})
+	b.gone(t, b.gcp, ns, "web")
+	before := i.still(t)
+	s.Spec.Ports[0].Port++
+	must(t, putService(t.Context(), b.aws, ns, s))
+	time.Sleep(2 * time.Second)
+	if n := i.still(t) - before; n != 0 {
+		t.Errorf("%d writes in a namespace that is being deleted", n)
+	}
+	n, err := namespaces.Get(t.Context(), ns, metav1.GetOptions{})
+	must(t, err)
+	n.Spec.Finalizers = nil
+	_, err = namespaces.Finalize(t.Context(), n, metav1.UpdateOptions{})
+	must(t, err)
+	wait(t, "the end of the namespace", func() error {
+		_, err := namespaces.Get(t.Context(), ns, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return cmpErr(err)
+	})
+	createNamespace(t, b.gcp, ns)
+	b.imported(t, b.gcp, ns, "web", want...)
+}
+
+// testMissingRights takes the right to read exports of aws away.
+func (b *importBed) testMissingRights(t *testing.T) {
+	const ns = "rights"
+	b.namespace(t, ns, b.gcp, b.aws)
+	roles := b.aws.Client().RbacV1().ClusterRoles()
+	role, err := roles.Get(t.Context(), "semaphore-service-mirror-remote", metav1.GetOptions{})
+	must(t, err)
+	less := role.DeepCopy()
+	less.Rules = slices.DeleteFunc(less.Rules, func(r rbacv1.PolicyRule) bool { return slices.Contains(r.APIGroups, v1beta1.GroupName) })
+	if len(less.Rules) == len(role.Rules) {
+		t.Fatal("no right to read exports")
+	}
+	less, err = roles.Update(t.Context(), less, metav1.UpdateOptions{})
+	must(t, err)
+	i := b.start(t, b.gcp)
+	s := web("web")
+	must(t, putService(t.Context(), b.gcp, ns, s, slice(s, "web-1", "10.2.9.1")))
+	b.export(t, b.gcp, ns, "web")
+	must(t, putService(t.Context(), b.aws, ns, s, slice(s, "web-1", "10.4.9.1")))
+	b.export(t, b.aws, ns, "web")
+	wait(t, "the status of aws", func() error {
+		for _, c := range i.Status().Clusters {
+			for _, w := range c.Watches {
+				if c.Name == "aws" && w.Kind == "service exports" && strings.Contains(w.Error, "forbidden") {
+					return nil
+				}
+			}
+		}
+		return fmt.Errorf("%+v", i.Status().Clusters)
+	})
+	b.imported(t, b.gcp, ns, "web", "gcp 10.2.9.1:8080")
+	role.ResourceVersion = less.ResourceVersion
+	_, err = roles.Update(t.Context(), role, metav1.UpdateOptions{})
+	must(t, err)
+	b.imported(t, b.gcp, ns, "web", "aws 10.4.9.1:8080", "gcp 10.2.9.1:8080")
+}
+
+// testLaterCRDs installs the CRDs in merit while controllers run there and elsewhere.
+func (b *importBed) testLaterCRDs(t *testing.T) {
+	const ns = "later"
+	b.namespace(t, ns, b.gcp, b.aws)
+	createNamespace(t, b.merit, ns)
+	all := b.startAll(t, b.merit, b.gcp)
+	s := web("web")
+	must(t, putService(t.Context(), b.aws, ns, s, slice(s, "web-1", "10.4.10.1")))
+	b.export(t, b.aws, ns, "web")
+	// Merit exports nothing, which holds nothing up.
+	began := time.Now()
+	b.imported(t, b.gcp, ns, "web", "aws 10.4.10.1:8080")
+	if took := time.Since(began); took > 25*time.Second {
+		t.Errorf("imported after %v", took)
+	}
+	if st := all[0].Status().MultiCluster; st == nil || !strings.Contains(st.Error, "not installed") {
+		t.Errorf("%+v", st)
+	}
+	b.define(t, b.merit)
+	b.imported(t, b.merit, ns, "web", "aws 10.4.10.1:8080")
+	must(t, putService(t.Context(), b.merit, ns, s, slice(s, "web-1", "10.6.10.1")))
+	b.export(t, b.merit, ns, "web")
+	b.imported(t, b.merit, ns, "web", "aws 10.4.10.1:8080", "merit 10.6.10.1:8080")
+	b.imported(t, b.gcp, ns, "web", "aws 10.4.10.1:8080", "merit 10.6.10.1:8080")
+	// The CRDs go: nothing is removed elsewhere but what merit exported.
+	b.undefine(t, b.merit)
+	b.imported(t, b.gcp, ns, "web", "aws 10.4.10.1:8080")
+}
