@@ -136,6 +136,17 @@ func (m *multicluster) read(s *Snapshot) {
 	}
 }
 
+// fault returns why the imports can't be read, such as a missing right.
+func (m *multicluster) fault() error {
+	var errs []error
+	for _, f := range []health{m.imports, m.services, m.slices, m.namespaces} {
+		if !f.Synced() || f.Stale() {
+			errs = append(errs, f.Err())
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // observeAs passes the changes of a feed to a ledger whose names are the keys of the feed.
 func observeAs[T any](feed *kube.Feed[T], ledger *keep.Ledger[T]) (synced bool) {
 	changes, synced := feed.Changes()

@@ -7,7 +7,8 @@ import (
 
 // MultiClusterStatus is the status of the Multi-Cluster Services API in the local cluster.
 type MultiClusterStatus struct {
-	// Error is why the API isn't served; empty: it is.
+	// Error is why the API isn't served, or why the program can't read what it needs for it;
+	// empty: neither.
 	Error string `json:"error,omitempty"`
 	// Imports are the imports and the exports of the local cluster. Those with conflicts and
 	// faults are first.
@@ -49,6 +50,9 @@ func (c *Controller) multiCluster() *MultiClusterStatus {
 	if err := c.multi.detect.Err(); err != nil {
 		st.Error = err.Error()
 		return st
+	}
+	if err := c.multi.fault(); err != nil {
+		st.Error = err.Error()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -264,6 +264,8 @@ func TestImports(t *testing.T) {
 		{"invalid exports", (*importBed).testInvalidExports},
 		{"namespaces", (*importBed).testImportNamespaces},
 		{"missing rights", (*importBed).testMissingRights},
+		{"without the component", (*importBed).testWithoutComponent},
+		{"a policy that changes Services", (*importBed).testImportsChanged},
 		{"CRDs that come later", (*importBed).testLaterCRDs},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(b, t) })
@@ -286,6 +288,9 @@ func (b *importBed) testImport(t *testing.T) {
 		s.Spec.TrafficDistribution = &near
 	})
 	must(t, putService(t.Context(), b.aws, ns, s, slice(s, "web-four", "10.4.0.1"), slice(s, "web-six", "fd00:10:4::1")))
+	seen, err := b.admins["gcp"].ServiceImports(ns).Watch(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	defer seen.Stop()
 	b.export(t, b.aws, ns, "web", func(x *v1beta1.ServiceExport) {
 		x.Spec.ExportedLabels, x.Spec.ExportedAnnotations = map[string]string{"team": "a"}, map[string]string{"note": "b"}
 	})
@@ -323,8 +328,11 @@ func (b *importBed) testImport(t *testing.T) {
 			t.Errorf("%s: %d writes for what is not imported", i.cfg.Cluster, n)
 		}
 	}
+	if first, ok := (<-seen.ResultChan()).Object.(*v1beta1.ServiceImport); !ok || first.Spec.Type != v1beta1.ClusterSetIP || len(first.Spec.Ports) != 3 || first.Labels["team"] != "a" {
+		t.Errorf("first seen as %+v", first)
+	}
 	// Exported labels change the generation of the export, and the import.
-	_, err := b.admins["aws"].ServiceExports(ns).Patch(t.Context(), "web", types.MergePatchType, []byte(`{"spec":{"exportedLabels":{"team":null,"other":"c"}}}`), metav1.PatchOptions{})
+	_, err = b.admins["aws"].ServiceExports(ns).Patch(t.Context(), "web", types.MergePatchType, []byte(`{"spec":{"exportedLabels":{"team":null,"other":"c"}}}`), metav1.PatchOptions{})
 	must(t, err)
 	wait(t, "other labels", func() error {
 		i, err := b.admins["gcp"].ServiceImports(ns).Get(t.Context(), "web", metav1.GetOptions{})
@@ -719,6 +727,78 @@ func (b *importBed) testMissingRights(t *testing.T) {
 	_, err = roles.Update(t.Context(), role, metav1.UpdateOptions{})
 	must(t, err)
 	b.imported(t, b.gcp, ns, "web", "aws 10.4.9.1:8080", "gcp 10.2.9.1:8080")
+}
+
+// testWithoutComponent takes the rights of the component away in gcp: mirrors go on.
+func (b *importBed) testWithoutComponent(t *testing.T) {
+	const ns = "component"
+	bindings := b.gcp.Client().RbacV1().ClusterRoleBindings()
+	binding, err := bindings.Get(t.Context(), "semaphore-service-mirror-imports", metav1.GetOptions{})
+	must(t, err)
+	must(t, bindings.Delete(t.Context(), binding.Name, metav1.DeleteOptions{}))
+	b.namespace(t, ns, b.gcp, b.aws)
+	i := b.start(t, b.gcp, func(cfg *mirror.Config) { cfg.MirrorSelector = selector(t, mirrorMark+"=true") })
+	s := svc("web")
+	must(t, putService(t.Context(), b.aws, ns, s, slice(s, "web-1", "10.4.11.1")))
+	b.export(t, b.aws, ns, "web")
+	wait(t, "the mirror", func() error {
+		_, err := b.gcp.Client().CoreV1().Services(home).Get(t.Context(), mirror.Name("aws", mirror.Key{Namespace: ns, Name: "web"}), metav1.GetOptions{})
+		return err
+	})
+	wait(t, "the status", func() error {
+		if st := i.Status().MultiCluster; st == nil || !strings.Contains(st.Error, "serviceimports") || !strings.Contains(st.Error, "forbidden") {
+			return fmt.Errorf("%+v", st)
+		}
+		return nil
+	})
+	must(t, removeService(t.Context(), b.aws, ns, "web"))
+	binding.ResourceVersion = ""
+	_, err = bindings.Create(t.Context(), binding, metav1.CreateOptions{})
+	must(t, err)
+	wait(t, "the end of the fault", func() error {
+		if st := i.Status().MultiCluster; st.Error != "" {
+			return errors.New(st.Error)
+		}
+		return nil
+	})
+}
+
+// testImportsChanged has an admission policy that sets a field of all Services, and adds a
+// label: also to a derived Service from before, which has no managed fields of ours.
+func (b *importBed) testImportsChanged(t *testing.T) {
+	const ns = "changed"
+	b.namespace(t, ns, b.gcp, b.aws)
+	i := b.start(t, b.gcp)
+	for n, name := range []string{"before", "after"} {
+		if name == "after" {
+			end := apply(t, b.gcp, "mutatingadmissionpolicy", "distribution", "../../mirror/testdata/distribution.yaml")
+			defer end()
+			wait(t, "the policy", func() error {
+				s, err := b.gcp.Client().CoreV1().Services(ns).Create(t.Context(), &corev1.Service{
+					ObjectMeta: metav1.ObjectMeta{Name: "test", Labels: map[string]string{"a": "b"}}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+				}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+				if err == nil && s.Labels["team"] == "" {
+					err = errors.New("not in force")
+				}
+				return err
+			})
+		}
+		s := web(name)
+		must(t, putService(t.Context(), b.aws, ns, s, slice(s, name+"-1", fmt.Sprintf("10.4.12.%d", n+1))))
+		b.export(t, b.aws, ns, name)
+		b.imported(t, b.gcp, ns, name, fmt.Sprintf("aws 10.4.12.%d:8080", n+1))
+	}
+	changed := web("before", ports(corev1.ServicePort{Name: "http", Port: 81, Protocol: corev1.ProtocolTCP}))
+	must(t, putService(t.Context(), b.aws, ns, changed))
+	for name, port := range map[string]int32{"before": 81, "after": 80} {
+		wait(t, "the derived Service of "+name, func() error {
+			d, err := b.gcp.Client().CoreV1().Services(ns).Get(t.Context(), mcs.DerivedName(ns, name), metav1.GetOptions{})
+			if err == nil && (d.Spec.Ports[0].Port != port || d.Labels["team"] == "") {
+				err = fmt.Errorf("%+v %v, %+v", d.Spec.Ports, d.Labels, i.Status().Services)
+			}
+			return err
+		})
+	}
 }
 
 // testLaterCRDs installs the CRDs in merit while controllers run there and elsewhere.
