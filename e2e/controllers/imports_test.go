@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
@@ -38,13 +39,14 @@ type importBed struct {
 	admins map[string]kube.Client // by cluster
 }
 
-func newImportBed(t *testing.T) *importBed {
+// Controllers of Kubernetes run in gcp if they are among the tools.
+func newImportBed(t *testing.T, more ...string) *importBed {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
-	b := &importBed{&bed{tb: testbed.Start(t, testbed.Config{}), accounts: map[string]*testbed.Credentials{}, binaries: map[string]string{}}, map[string]kube.Client{}}
+	b := &importBed{&bed{tb: testbed.Start(t, testbed.Config{}, more...), accounts: map[string]*testbed.Credentials{}, binaries: map[string]string{}}, map[string]kube.Client{}}
 	four := func(text string) []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix(text)} }
-	all, err := b.tb.StartClusters(ctx, testbed.ClusterConfig{Name: "gcp"}, testbed.ClusterConfig{Name: "aws"},
+	all, err := b.tb.StartClusters(ctx, testbed.ClusterConfig{Name: "gcp", Controllers: len(more) > 0}, testbed.ClusterConfig{Name: "aws"},
 		testbed.ClusterConfig{Name: "merit", PodSubnets: four("10.6.0.0/16"), ServiceSubnets: four("10.106.0.0/16")})
 	must(t, err)
 	b.gcp, b.aws, b.merit = all[0], all[1], all[2]
@@ -828,4 +830,46 @@ func (b *importBed) testLaterCRDs(t *testing.T) {
 	// The CRDs go: nothing is removed elsewhere but what merit exported.
 	b.undefine(t, b.merit)
 	b.imported(t, b.gcp, ns, "web", "aws 10.4.10.1:8080")
+}
+
+// TestImportsAmongControllers runs Kubernetes' own controllers, of which the collectors of
+// garbage and of namespaces delete what imports own, and change finalizers.
+func TestImportsAmongControllers(t *testing.T) {
+	t.Parallel()
+	const ns = "shop"
+	b := newImportBed(t, tools.KubeControllerManager, tools.KubeScheduler)
+	b.namespace(t, ns, b.aws)
+	createNamespace(t, b.gcp, ns)
+	i := b.start(t, b.gcp)
+	s := web("web")
+	must(t, putService(t.Context(), b.aws, ns, s, slice(s, "web-1", "10.4.0.1")))
+	b.export(t, b.aws, ns, "web")
+	before := b.imported(t, b.gcp, ns, "web", "aws 10.4.0.1:8080")
+	imports := b.admins["gcp"].ServiceImports(ns)
+	foreground := metav1.DeletePropagationForeground
+	must(t, imports.Delete(t.Context(), "web", metav1.DeleteOptions{PropagationPolicy: &foreground}))
+	wait(t, "another import", func() error {
+		now, err := imports.Get(t.Context(), "web", metav1.GetOptions{})
+		if err == nil && now.UID == before.UID {
+			err = fmt.Errorf("finalizers %v", now.Finalizers)
+		}
+		return err
+	})
+	b.imported(t, b.gcp, ns, "web", "aws 10.4.0.1:8080")
+	i.stop()
+	must(t, imports.Delete(t.Context(), "web", metav1.DeleteOptions{}))
+	b.gone(t, b.gcp, ns, "web")
+	b.start(t, b.gcp)
+	b.imported(t, b.gcp, ns, "web", "aws 10.4.0.1:8080")
+	namespaces := b.gcp.Client().CoreV1().Namespaces()
+	must(t, namespaces.Delete(t.Context(), ns, metav1.DeleteOptions{}))
+	wait(t, "the end of the namespace", func() error {
+		_, err := namespaces.Get(t.Context(), ns, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return cmpErr(err)
+	})
+	createNamespace(t, b.gcp, ns)
+	b.imported(t, b.gcp, ns, "web", "aws 10.4.0.1:8080")
 }
