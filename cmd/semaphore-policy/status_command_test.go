@@ -88,7 +88,7 @@ func TestStatusOfARemoteThatIsNotHeard(t *testing.T) {
 	before := reporttest.Now.Add(-time.Hour)
 	rep.Remotes[0].API.LastContact = &before
 	got := reporttest.Run(t, statusCommand(), rep)
-	if got.Code != 3 || !strings.HasSuffix(got.Stdout, "\nunknown:\n  remote gcp: pods: last response of the API server: 1h0m ago\n") {
+	if got.Code != 2 || !strings.HasSuffix(got.Stdout, "\nunknown:\n  remote gcp: pods: last response of the API server: 1h0m ago\n") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
 }

@@ -81,7 +81,7 @@ func TestStatusOfAClusterThatIsNotHeard(t *testing.T) {
 	before := reporttest.Now.Add(-time.Hour)
 	rep.Clusters[0].Watches[0].LastContact = &before
 	got := reporttest.Run(t, statusCommand(), rep)
-	if got.Code != 3 || !strings.HasSuffix(got.Stdout, "\nunknown:\n  cluster aws: services to mirror: last response of the API server: 1h0m ago\n") {
+	if got.Code != 2 || !strings.HasSuffix(got.Stdout, "\nunknown:\n  cluster aws: services to mirror: last response of the API server: 1h0m ago\n") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
 }

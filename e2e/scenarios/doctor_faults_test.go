@@ -286,7 +286,7 @@ func (s *surgery) container(t *testing.T, reason string) {
 	if reason != "" {
 		status.RestartCount = 7
 		status.State.Waiting = &corev1.ContainerStateWaiting{Reason: reason}
-		status.LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 2, Reason: "Error"}
+		status.LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 64, Reason: "Error"}
 	}
 	patch, err := json.Marshal(map[string]any{"status": map[string]any{"containerStatuses": []any{status}}})
 	must(t, err)

@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
@@ -22,7 +23,7 @@ func runReach(args []string) int {
 	var request reach.Request
 	if len(args) != 1 || json.Unmarshal([]byte(args[0]), &request) != nil {
 		fmt.Fprintln(os.Stderr, "reach: expected one argument, a request of semaphorectl in JSON")
-		return 2
+		return process.ExitUsage
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -32,15 +33,15 @@ func runReach(args []string) int {
 			result.Kernel = &kernel
 		}
 	}
-	code := 0
+	code := process.ExitWell
 	if request.MeetFor > 0 {
 		if err := reach.Meet(ctx, request); err != nil {
-			result.Met, code = err.Error(), 1
+			result.Met, code = err.Error(), process.ExitFaults
 		}
 	}
 	if request.ServeFor > 0 {
 		if err := reach.Serve(ctx, request); err != nil {
-			result.Met, code = err.Error(), 1
+			result.Met, code = err.Error(), process.ExitFaults
 		}
 	}
 	if len(request.Try)+len(request.Names)+len(request.Asks) > 0 {
@@ -52,7 +53,7 @@ func runReach(args []string) int {
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "reach:", err)
-		return 1
+		return process.ExitFaults
 	}
 	return code
 }

@@ -340,7 +340,7 @@ func TestStatusSaysWhatIsNotKnown(t *testing.T) {
 			rep := wellReport()
 			c.spoil(&rep)
 			got := reporttest.Run(t, statusCommand(), rep)
-			if want := "\nunknown:\n  " + c.want + "\n"; got.Code != 3 || !strings.HasSuffix(got.Stdout, want) ||
+			if want := "\nunknown:\n  " + c.want + "\n"; got.Code != 2 || !strings.HasSuffix(got.Stdout, want) ||
 				strings.Contains(got.Stdout, "all is well") {
 				t.Errorf("code %d:\n%s\nwant 3, and at the end:%s", got.Code, got.Stdout, want)
 			}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
 
 const (
@@ -34,15 +35,6 @@ const (
 // unixPrefix precedes the path of a Unix socket in addresses.
 const unixPrefix = "unix:"
 
-// Exit codes of the command.
-const (
-	exitWell  = 0
-	exitWrong = 1 // something is wrong, or the process doesn't respond
-	exitUsage = 2
-	// Nothing is known to be wrong, and the state of something is unknown.
-	exitUnknown = 3
-)
-
 // Command is the command "status" of a program with report type R.
 type Command[R any] struct {
 	Program string // name
@@ -52,9 +44,8 @@ type Command[R any] struct {
 	Show func(p *Page, report *R)
 }
 
-// Main runs the command with the arguments after "status", and returns the exit code: 0 if
-// all is well, 1 if something is wrong or the program doesn't respond, 2 for invalid
-// arguments, 3 if nothing is wrong but the state of something is unknown.
+// Main runs the command with the arguments after "status", and returns the exit code:
+// process.ExitFaults also if the program doesn't respond.
 func (c Command[R]) Main(args []string) int {
 	return c.Run(context.Background(), args, os.Stdout, os.Stderr)
 }
@@ -68,9 +59,9 @@ func (c Command[R]) Run(ctx context.Context, args []string, stdout, stderr io.Wr
 		"probe address of "+c.Program+": host:port, this machine without a host, or unix: and the path of a socket")
 	switch err := flags.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
-		return exitWell
+		return process.ExitWell
 	case err != nil:
-		return exitUsage
+		return process.ExitUsage
 	}
 	complain := func(code int, format string, args ...any) int {
 		// An error means that stderr is closed: there is nowhere to report it.
@@ -78,22 +69,22 @@ func (c Command[R]) Run(ctx context.Context, args []string, stdout, stderr io.Wr
 		return code
 	}
 	if flags.NArg() > 0 {
-		return complain(exitUsage, "unknown argument %q", flags.Arg(0))
+		return complain(process.ExitUsage, "unknown argument %q", flags.Arg(0))
 	}
 	if *output != "table" && *output != "json" {
-		return complain(exitUsage, "-o %q: expected table or json", *output)
+		return complain(process.ExitUsage, "-o %q: expected table or json", *output)
 	}
 	if _, _, err := net.SplitHostPort(*address); err != nil && !strings.HasPrefix(*address, unixPrefix) {
-		return complain(exitUsage, "-address %q: %v", *address, err)
+		return complain(process.ExitUsage, "-address %q: %v", *address, err)
 	}
 
 	body, err := fetch(ctx, *address, "/status", timeout)
 	if err != nil {
-		return complain(exitWrong, "request the report from %s: %v", *address, err)
+		return complain(process.ExitFaults, "request the report from %s: %v", *address, err)
 	}
 	var report R
 	if err := json.Unmarshal(body, &report); err != nil {
-		return complain(exitWrong, "the response of %s is not a report of %s: %v", *address, c.Program, err)
+		return complain(process.ExitFaults, "the response of %s is not a report of %s: %v", *address, c.Program, err)
 	}
 	page := &Page{Now: time.Now()}
 	c.Show(page, &report)
@@ -105,15 +96,15 @@ func (c Command[R]) Run(ctx context.Context, args []string, stdout, stderr io.Wr
 		_, err = io.WriteString(stderr, b.String())
 	}
 	if err != nil {
-		return complain(exitWrong, "print: %v", err)
+		return complain(process.ExitFaults, "print: %v", err)
 	}
 	switch {
 	case len(page.wrong) > 0:
-		return exitWrong
+		return process.ExitFaults
 	case len(page.unknown) > 0:
-		return exitUnknown
+		return process.ExitUnknown
 	}
-	return exitWell
+	return process.ExitWell
 }
 
 // probed returns the probe address from the environment. The Unix socket has precedence,
@@ -138,13 +129,13 @@ func (c Command[R]) probe(ctx context.Context, args []string, stdout, stderr io.
 		return code
 	}
 	if len(args) != 1 || !strings.HasPrefix(args[0], "/") {
-		return say(stderr, exitUsage, c.Program+" probe: expected one path: /readyz or /healthz")
+		return say(stderr, process.ExitUsage, c.Program+" probe: expected one path: /readyz or /healthz")
 	}
 	body, err := fetch(ctx, c.probed(), args[0], probeTimeout)
 	if err != nil {
-		return say(stdout, exitWrong, printable.Text(err.Error(), maxProbed))
+		return say(stdout, process.ExitFaults, printable.Text(err.Error(), maxProbed))
 	}
-	return say(stdout, exitWell, printable.Text(strings.TrimSpace(string(body)), maxProbed))
+	return say(stdout, process.ExitWell, printable.Text(strings.TrimSpace(string(body)), maxProbed))
 }
 
 // fetch requests a path at address. Without a host, or with a wildcard address on which a

@@ -99,7 +99,7 @@ d\x1b[2J\u202e  ill     never
 wrong:
   d\x1b[2J\u202e is ill
 `, ""}},
-		{"what isn't known isn't well", 200, away, nil, result{3, `farm hill
+		{"what isn't known isn't well", 200, away, nil, result{2, `farm hill
 
 SHEEP  HEALTH  AGE
 dolly  away    never
@@ -164,8 +164,8 @@ func TestNoResponse(t *testing.T) {
 func TestWrongArguments(t *testing.T) {
 	for _, args := range [][]string{{"-o", "yaml"}, {"-address", "node-1"}, {"gcp"}, {"-unknown"}} {
 		got := run(t.Context(), args...)
-		if got.Code != 2 || got.Stdout != "" || got.Stderr == "" {
-			t.Errorf("%q: %+v, want code 2 and a complaint", args, got)
+		if got.Code != 64 || got.Stdout != "" || got.Stderr == "" {
+			t.Errorf("%q: %+v, want code 64 and a complaint", args, got)
 		}
 	}
 	if got := run(t.Context(), "-help"); got.Code != 0 || !strings.Contains(got.Stderr, "-address") {
@@ -197,7 +197,7 @@ func TestProbe(t *testing.T) {
 		code := testCommand().probe(t.Context(), args, &stdout, &stderr)
 		return result{code, stdout.String(), stderr.String()}
 	}
-	usage := result{2, "", "semaphore-sheep probe: expected one path: /readyz or /healthz\n"}
+	usage := result{64, "", "semaphore-sheep probe: expected one path: /readyz or /healthz\n"}
 	for _, c := range []struct {
 		args []string
 		want result

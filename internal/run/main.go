@@ -10,12 +10,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
 
-// Exit codes of the programs.
-const (
-	exitFailed        = 1
-	exitMisconfigured = 2
-)
-
 // Configured is the part of a configuration that Program.Main uses.
 type Configured interface {
 	// Logging returns the level and the format of the log, see process.NewLogger.
@@ -38,8 +32,8 @@ type Program[C Configured] struct {
 }
 
 // Main runs the program with the arguments after its name, and returns the exit code: that
-// of Status or Probe for these commands, else 0, 1 if Run failed, or 2 for an invalid
-// configuration.
+// of Status or Probe for these commands, else process.ExitWell, ExitFaults if Run failed, or
+// ExitUsage for an invalid configuration.
 func (p Program[C]) Main(args []string) int {
 	if len(args) > 0 && args[0] == "status" && p.Status != nil {
 		return p.Status(args[1:])
@@ -49,17 +43,17 @@ func (p Program[C]) Main(args []string) int {
 	}
 	cfg, warnings, err := p.Load(args)
 	if errors.Is(err, flag.ErrHelp) {
-		return 0
+		return process.ExitWell
 	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: configuration:\n%v\n", p.Name, err)
-		return exitMisconfigured
+		return process.ExitUsage
 	}
 	level, format := cfg.Logging()
 	log, err := process.NewLogger(os.Stderr, level, format)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", p.Name, err)
-		return exitMisconfigured
+		return process.ExitUsage
 	}
 	AdoptClientLogs(log)
 	process.LimitMemory(log)
@@ -68,7 +62,7 @@ func (p Program[C]) Main(args []string) int {
 	}
 	if err := p.Run(cfg, log); err != nil {
 		log.Error("ended", "err", err)
-		return exitFailed
+		return process.ExitFaults
 	}
-	return 0
+	return process.ExitWell
 }

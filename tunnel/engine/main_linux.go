@@ -21,12 +21,6 @@ import (
 
 var background = context.Background()
 
-// Exit codes.
-const (
-	exitFailed        = 1
-	exitMisconfigured = 2
-)
-
 // Roles of the process, selected by its first argument. Without one it is the supervisor.
 const (
 	// roleStart starts a supervisor in the background if none answers, and returns as soon
@@ -60,7 +54,7 @@ func Main(args []string) int {
 	case errors.Is(err, flag.ErrHelp):
 		return 0
 	case err != nil:
-		return exitMisconfigured
+		return process.ExitUsage
 	case *version:
 		fmt.Println("semaphore-engine", process.Build())
 		return 0
@@ -68,7 +62,7 @@ func Main(args []string) int {
 	log, err := process.NewLogger(os.Stderr, *level, *format)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "semaphore-engine:", err)
-		return exitMisconfigured
+		return process.ExitUsage
 	}
 	server := []string{args[0], roleServer, "-log-level=" + *level, "-log-format=" + *format}
 	switch role {
@@ -83,7 +77,7 @@ func Main(args []string) int {
 	}
 	if err != nil {
 		log.Error("ended", "err", err)
-		return exitFailed
+		return process.ExitFaults
 	}
 	return 0
 }

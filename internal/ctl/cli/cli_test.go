@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
 
 const kubeconfig = `apiVersion: v1
@@ -58,21 +60,21 @@ func TestExitCodes(t *testing.T) {
 		want int
 		says string
 	}{
-		"done":                {[]string{"do", "x"}, nil, ExitOK, ""},
-		"failed":              {[]string{"do", "x"}, errors.Join(errors.New("one"), errors.New("two")), ExitFailed, "✗ one\n✗ two\n"},
-		"foreign lines":       {[]string{"do", "x"}, Hint(errors.Join(fmt.Errorf("one: %w", errors.New("bad\n✓ well")), fmt.Errorf("%s", "two\n")), "again"), ExitFailed, "✗ one: bad; \\u2713 well\n✗ two\n✗ again\n"},
-		"a line break alone":  {[]string{"do", "x"}, errors.Join(fmt.Errorf("gcp: %w", fmt.Errorf("%s", "\n")), errors.New("aws: down"), errors.New("merit: down")), ExitFailed, "✗ aws: down\n✗ merit: down\n"},
-		"a line in a name":    {[]string{"do", "x"}, errors.Join(fmt.Errorf("delete %s: %w", "a\nmerit: all is well", errors.New("no"))), ExitFailed, "✗ delete a; merit: all is well: no\n"},
-		"joined and wrapped":  {[]string{"do", "x"}, Hint(fmt.Errorf("tokens: %w", errors.Join(errors.New("one"), errors.New("two"))), "again"), ExitFailed, "✗ tokens: one\n✗ tokens: two\n✗ again\n"},
-		"the text of another": {[]string{"do", "x"}, errors.Join(fmt.Errorf("a: %w", errors.Join(errors.New("b"), errors.New("c"))), errors.New("b\nc")), ExitFailed, "✗ a: b\n✗ a: c\n✗ b; c\n"},
-		"very many lines":     {[]string{"do", "x"}, errors.Join(thousand()...), ExitFailed, "✗ bad\n✗ and 800 further lines\n"},
-		"unknown":             {[]string{"do", "x"}, Exit(ExitUnknown), ExitUnknown, ""},
-		"wrong use":           {[]string{"do", "x"}, Usage(errors.New("bad")), ExitUsage, "✗ bad\nsee semaphorectl do --help\n"},
-		"too few":             {[]string{"do"}, nil, ExitUsage, "--help"},
-		"an unknown flag":     {[]string{"do", "--bad"}, nil, ExitUsage, "unknown flag: --bad"},
-		"an unknown word":     {[]string{"bad"}, nil, ExitUsage, "unknown command"},
-		"a bad time":          {[]string{"do", "--timeout", "x", "y"}, nil, ExitUsage, "invalid argument"},
-		"help is no fault":    {[]string{"do", "--help"}, nil, ExitOK, "Usage:"},
+		"done":                {[]string{"do", "x"}, nil, process.ExitWell, ""},
+		"failed":              {[]string{"do", "x"}, errors.Join(errors.New("one"), errors.New("two")), process.ExitFaults, "✗ one\n✗ two\n"},
+		"foreign lines":       {[]string{"do", "x"}, Hint(errors.Join(fmt.Errorf("one: %w", errors.New("bad\n✓ well")), fmt.Errorf("%s", "two\n")), "again"), process.ExitFaults, "✗ one: bad; \\u2713 well\n✗ two\n✗ again\n"},
+		"a line break alone":  {[]string{"do", "x"}, errors.Join(fmt.Errorf("gcp: %w", fmt.Errorf("%s", "\n")), errors.New("aws: down"), errors.New("merit: down")), process.ExitFaults, "✗ aws: down\n✗ merit: down\n"},
+		"a line in a name":    {[]string{"do", "x"}, errors.Join(fmt.Errorf("delete %s: %w", "a\nmerit: all is well", errors.New("no"))), process.ExitFaults, "✗ delete a; merit: all is well: no\n"},
+		"joined and wrapped":  {[]string{"do", "x"}, Hint(fmt.Errorf("tokens: %w", errors.Join(errors.New("one"), errors.New("two"))), "again"), process.ExitFaults, "✗ tokens: one\n✗ tokens: two\n✗ again\n"},
+		"the text of another": {[]string{"do", "x"}, errors.Join(fmt.Errorf("a: %w", errors.Join(errors.New("b"), errors.New("c"))), errors.New("b\nc")), process.ExitFaults, "✗ a: b\n✗ a: c\n✗ b; c\n"},
+		"very many lines":     {[]string{"do", "x"}, errors.Join(thousand()...), process.ExitFaults, "✗ bad\n✗ and 800 further lines\n"},
+		"unknown":             {[]string{"do", "x"}, Exit(process.ExitUnknown), process.ExitUnknown, ""},
+		"wrong use":           {[]string{"do", "x"}, Usage(errors.New("bad")), process.ExitUsage, "✗ bad\nsee semaphorectl do --help\n"},
+		"too few":             {[]string{"do"}, nil, process.ExitUsage, "--help"},
+		"an unknown flag":     {[]string{"do", "--bad"}, nil, process.ExitUsage, "unknown flag: --bad"},
+		"an unknown word":     {[]string{"bad"}, nil, process.ExitUsage, "unknown command"},
+		"a bad time":          {[]string{"do", "--timeout", "x", "y"}, nil, process.ExitUsage, "invalid argument"},
+		"help is no fault":    {[]string{"do", "--help"}, nil, process.ExitWell, "Usage:"},
 	} {
 		code, printed := run(t, func(*Session, context.Context, []string) error { return c.err }, c.args...)
 		if code != c.want || !strings.Contains(printed, c.says) || c.says == "" && printed != "" {
@@ -94,11 +96,11 @@ func TestClusters(t *testing.T) {
 		code int
 		says []string
 	}{
-		"by its context":       {[]string{"aws"}, ExitOK, []string{"! aws: the kubeconfig skips verification of the API server's certificate", "aws is aws at https://a.example:6443, insecure true"}},
-		"by another one":       {[]string{"--context", "gcp=prod/gcp", "gcp"}, ExitOK, []string{"gcp is prod/gcp at https://g.example:6443, insecure false"}},
-		"none":                 {[]string{"merit", "aws"}, ExitFailed, []string{`merit: the kubeconfig has no context "merit"; it has: aws, prod/gcp; use --context merit=<context>`}},
-		"no name":              {[]string{"prod/gcp"}, ExitUsage, []string{"--context <name>=prod/gcp"}},
-		"twice, and one extra": {[]string{"--context", "gcp=x", "aws", "aws"}, ExitUsage, []string{"cluster aws is named twice", "--context gcp=x: cluster gcp isn't among the arguments"}},
+		"by its context":       {[]string{"aws"}, process.ExitWell, []string{"! aws: the kubeconfig skips verification of the API server's certificate", "aws is aws at https://a.example:6443, insecure true"}},
+		"by another one":       {[]string{"--context", "gcp=prod/gcp", "gcp"}, process.ExitWell, []string{"gcp is prod/gcp at https://g.example:6443, insecure false"}},
+		"none":                 {[]string{"merit", "aws"}, process.ExitFaults, []string{`merit: the kubeconfig has no context "merit"; it has: aws, prod/gcp; use --context merit=<context>`}},
+		"no name":              {[]string{"prod/gcp"}, process.ExitUsage, []string{"--context <name>=prod/gcp"}},
+		"twice, and one extra": {[]string{"--context", "gcp=x", "aws", "aws"}, process.ExitUsage, []string{"cluster aws is named twice", "--context gcp=x: cluster gcp isn't among the arguments"}},
 	} {
 		code, printed := run(t, clusters, append([]string{"do"}, c.args...)...)
 		for _, want := range c.says {
@@ -125,10 +127,10 @@ func TestNeighbours(t *testing.T) {
 		return err
 	}
 	code, printed := run(t, neighbours, "do", "--context", "gcp=prod/gcp", "aws")
-	if code != ExitOK || !strings.Contains(printed, "gcp is prod/gcp") || strings.Count(printed, "insecure") != 1 {
+	if code != process.ExitWell || !strings.Contains(printed, "gcp is prod/gcp") || strings.Count(printed, "insecure") != 1 {
 		t.Errorf("exit code %d:\n%s", code, printed)
 	}
-	if code, printed := run(t, neighbours, "do", "prod/gcp"); code != ExitUsage {
+	if code, printed := run(t, neighbours, "do", "prod/gcp"); code != process.ExitUsage {
 		t.Errorf("an invalid name: exit code %d:\n%s", code, printed)
 	}
 }
@@ -138,7 +140,7 @@ func TestTimeout(t *testing.T) {
 		<-ctx.Done()
 		return fmt.Errorf("%w", context.Cause(ctx))
 	}, "do", "--timeout", time.Millisecond.String(), "x")
-	if code != ExitFailed || !strings.Contains(printed, "timed out after 1ms, see --timeout") {
+	if code != process.ExitFaults || !strings.Contains(printed, "timed out after 1ms, see --timeout") {
 		t.Errorf("exit code %d, printed %q", code, printed)
 	}
 }

@@ -6,14 +6,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-)
 
-// Exit codes, documented in the help of the root command.
-const (
-	ExitOK      = 0
-	ExitFailed  = 1
-	ExitUnknown = 2
-	ExitUsage   = 64
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
 
 // exit is an error with a code.
@@ -25,7 +19,7 @@ type exit struct {
 func (e exit) Unwrap() error { return e.error }
 
 // Usage marks an error as caused by the arguments.
-func Usage(err error) error { return exit{err, ExitUsage} }
+func Usage(err error) error { return exit{err, process.ExitUsage} }
 
 // Exit ends the command with a code and no further message.
 func Exit(code int) error { return exit{code: code, error: errors.New("")} }
@@ -35,9 +29,9 @@ func Exit(code int) error { return exit{code: code, error: errors.New("")} }
 func Judged(wrong, unknown bool) error {
 	switch {
 	case wrong:
-		return Exit(ExitFailed)
+		return Exit(process.ExitFaults)
 	case unknown:
-		return Exit(ExitUnknown)
+		return Exit(process.ExitUnknown)
 	}
 	return nil
 }
@@ -54,15 +48,15 @@ func Run(ctx context.Context, s *Session, root *cobra.Command, args []string) in
 	usage(root)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
-		return ExitOK
+		return process.ExitWell
 	}
-	code := ExitFailed
+	code := process.ExitFaults
 	var with exit
 	switch {
 	case errors.As(err, &with):
 		code = with.code
 	case !cmd.HasParent() || strings.HasPrefix(err.Error(), "unknown command"):
-		code = ExitUsage
+		code = process.ExitUsage
 	}
 	lines := texts(err)
 	if ctx.Err() != nil {
@@ -78,7 +72,7 @@ func Run(ctx context.Context, s *Session, root *cobra.Command, args []string) in
 	if more := len(lines) - maxLines; more > 0 {
 		s.Fail("and %s", Count(more, "further line"))
 	}
-	if code == ExitUsage {
+	if code == process.ExitUsage {
 		s.Say("see %s --help", cmd.CommandPath())
 	}
 	return code

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
 
 // token has the form of an API server's token.
@@ -227,7 +228,7 @@ func TestInterrupted(t *testing.T) {
 		root := &cobra.Command{Use: "semaphorectl"}
 		root.AddCommand(&cobra.Command{Use: "do", RunE: func(*cobra.Command, []string) error { cancel(); return c.err }})
 		code := Run(ctx, s, root, []string{"do"})
-		if code != ExitFailed || out.String() != c.want {
+		if code != process.ExitFaults || out.String() != c.want {
 			t.Errorf("%s: exit code %d, %q", name, code, out.String())
 		}
 	}

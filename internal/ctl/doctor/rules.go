@@ -426,7 +426,7 @@ func clusterRules() []Rule {
 		},
 		{
 			ID: "agent-crash-loop", After: []string{"node-not-ready"},
-			Remedy: "the last lines of its log say why it exits or can't start; exit code 2 means an invalid configuration",
+			Remedy: "the last lines of its log say why it exits or can't start; exit code 64, or 2 in older releases, means an invalid configuration",
 			Find:   crashing,
 		},
 		{
