@@ -214,7 +214,7 @@ func TestRelayedMessagesWait(t *testing.T) {
 		message[0] = byte(kindRelayed)
 		for i := range messages {
 			binary.BigEndian.PutUint32(message[1:], uint32(i))
-			p.post(message)
+			p.enqueue(message)
 		}
 		for range 100 {
 			if err := p.send(kindProgress); err != nil {
@@ -235,7 +235,7 @@ func TestRelayedMessagesWait(t *testing.T) {
 				relayed++
 			}
 		}
-		if n := p.lost(); n > 0 {
+		if n := p.lost.Load(); n > 0 {
 			t.Errorf("%d messages are lost", n)
 		}
 	})
@@ -248,13 +248,11 @@ func TestRelayedMessagesAreBounded(t *testing.T) {
 		p := newPair(newEnd)
 		defer p.close()
 		message := make([]byte, 1<<16)
-		for range 4 * maxPosted / len(message) {
-			p.post(message)
+		for range 4 * maxQueued / len(message) {
+			p.enqueue(message)
 		}
-		p.posting.Lock()
-		defer p.posting.Unlock()
-		if p.bytes > maxPosted || p.dropped == 0 {
-			t.Errorf("%d bytes wait, and %d messages are lost", p.bytes, p.dropped)
+		if queued, lost := p.queued.Load(), p.lost.Load(); queued > maxQueued || lost == 0 {
+			t.Errorf("%d bytes wait, and %d messages are lost", queued, lost)
 		}
 	})
 }

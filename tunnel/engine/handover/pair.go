@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -34,15 +35,16 @@ const version = 1
 const maxMessage = 70000
 
 // A write blocks for up to writePatience while the other engine doesn't read, and after such
-// a timeout only for stuckPatience, until a write succeeds again. Relayed messages queue in
-// this process, because the other engine may get no processor time for a while. maxPosted
-// bytes, with the pair's buffer, hold a second of 10,000 full packets a second; messages
-// beyond are lost.
+// a timeout only for stuckPatience, until a write succeeds again. Relayed frames queue in
+// this process, because the other engine may get no processor time for a while. maxQueued
+// bytes, with the pair's buffer, hold a second of 10,000 full packets a second, and
+// maxQueuedFrames of small ones; frames beyond are lost.
 const (
-	writePatience = 200 * time.Millisecond
-	stuckPatience = time.Millisecond
-	maxPosted     = 16 << 20
-	postPause     = 2 * time.Millisecond // interval of retries while the pair is full
+	writePatience   = 200 * time.Millisecond
+	stuckPatience   = time.Millisecond
+	maxQueued       = 16 << 20
+	maxQueuedFrames = 1 << 14
+	queuePause      = 2 * time.Millisecond // interval of retries while the pair is full
 )
 
 // drainPatience bounds how long a device that continues alone handles relayed messages.
@@ -75,29 +77,27 @@ type pair struct {
 	relayed  chan []byte   // frames; closed at the end
 	ended    chan struct{} // closed when the channels aren't read any more
 	end      func()        // closes ended
-	pumping  sync.WaitGroup
+	running  sync.WaitGroup
 
 	mu    sync.Mutex
 	stuck bool
 
-	posting sync.Mutex
-	posted  [][]byte // queued messages, in order
-	bytes   int      // of posted
-	dropped int      // messages beyond maxPosted
-	closed  bool     // the pair is closed at one end
-	wake    chan struct{}
+	queue  chan []byte  // frames to write
+	queued atomic.Int64 // bytes in queue
+	lost   atomic.Int64 // frames beyond the queue
+	closed atomic.Bool  // the pair is closed at one end
 }
 
 // newPair starts reading an end, which it owns.
 func newPair(conn End) *pair {
-	p := &pair{conn: conn, messages: make(chan message, 16), relayed: make(chan []byte, 16), ended: make(chan struct{}), wake: make(chan struct{}, 1)}
+	p := &pair{conn: conn, messages: make(chan message, 16), relayed: make(chan []byte, 16), ended: make(chan struct{}), queue: make(chan []byte, maxQueuedFrames)}
 	p.end = sync.OnceFunc(func() { close(p.ended) })
-	p.pumping.Go(p.pump)
-	p.pumping.Go(p.carry)
+	p.running.Go(p.read)
+	p.running.Go(p.writeQueue)
 	return p
 }
 
-func (p *pair) pump() {
+func (p *pair) read() {
 	defer close(p.messages)
 	defer close(p.relayed)
 	buf := make([]byte, maxMessage)
@@ -140,76 +140,48 @@ func (p *pair) write(message []byte) error {
 	return err
 }
 
-// post queues a copy of a message without blocking.
-func (p *pair) post(message []byte) {
-	p.posting.Lock()
-	defer p.posting.Unlock()
-	switch {
-	case p.closed:
-		return
-	case p.bytes+len(message) > maxPosted:
-		p.dropped++
+// enqueue queues a copy of a frame without blocking.
+func (p *pair) enqueue(frame []byte) {
+	size := int64(len(frame))
+	if p.closed.Load() {
 		return
 	}
-	p.posted, p.bytes = append(p.posted, bytes.Clone(message)), p.bytes+len(message)
-	select {
-	case p.wake <- struct{}{}:
-	default:
+	if p.queued.Add(size) <= maxQueued {
+		select {
+		case p.queue <- bytes.Clone(frame):
+			return
+		default:
+		}
 	}
+	p.queued.Add(-size)
+	p.lost.Add(1)
 }
 
-// carry writes queued messages until the pair is closed at one end.
-func (p *pair) carry() {
-	defer func() {
-		p.posting.Lock()
-		defer p.posting.Unlock()
-		p.closed, p.posted, p.bytes = true, nil, 0
-	}()
-	timer := time.NewTimer(postPause)
-	defer timer.Stop()
+// writeQueue writes queued frames until the pair is closed at one end.
+func (p *pair) writeQueue() {
+	defer p.closed.Store(true)
 	for {
 		select {
-		case <-p.wake:
+		case frame := <-p.queue:
+			for {
+				wrote, err := p.conn.try(frame)
+				if err != nil {
+					return
+				}
+				if wrote {
+					break
+				}
+				select {
+				case <-time.After(queuePause):
+				case <-p.ended:
+					return
+				}
+			}
+			p.queued.Add(-int64(len(frame)))
 		case <-p.ended:
 			return
 		}
-		for message := p.first(); message != nil; {
-			wrote, err := p.conn.try(message)
-			switch {
-			case err != nil:
-				return
-			case wrote:
-				message = p.first()
-				continue
-			}
-			timer.Reset(postPause)
-			select {
-			case <-timer.C:
-			case <-p.ended:
-				return
-			}
-		}
 	}
-}
-
-// first removes and returns the first queued message, nil if there is none.
-func (p *pair) first() (message []byte) {
-	p.posting.Lock()
-	defer p.posting.Unlock()
-	if len(p.posted) == 0 {
-		p.posted = nil
-		return nil
-	}
-	message, p.posted[0] = p.posted[0], nil
-	p.posted, p.bytes = p.posted[1:], p.bytes-len(message)
-	return message
-}
-
-// lost returns the number of messages lost because the other engine didn't read in time.
-func (p *pair) lost() int {
-	p.posting.Lock()
-	defer p.posting.Unlock()
-	return p.dropped
 }
 
 func (p *pair) send(k kind, body ...byte) error {
@@ -271,5 +243,5 @@ func (p *pair) drain() (began, owned bool) {
 func (p *pair) close() {
 	p.end()
 	_ = p.conn.Close()
-	p.pumping.Wait()
+	p.running.Wait()
 }

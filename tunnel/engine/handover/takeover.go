@@ -44,7 +44,7 @@ func (e *newEngine) takeOver(ctx context.Context) error {
 	if err := e.disableKeepalives(); err != nil {
 		return err
 	}
-	e.relay = &relay{send: e.pair.post}
+	e.relay = &relay{send: e.pair.enqueue}
 	e.heard, e.handshakes = make(map[Key]bool), newHandshakes(nil, false)
 	if err := e.begin(ctx); err != nil {
 		return err
@@ -294,7 +294,7 @@ func (e *newEngine) resolveOwner(err error) error {
 // has ended.
 func (e *newEngine) finish(ctx context.Context) {
 	defer func() {
-		if n := e.pair.lost(); n > 0 {
+		if n := e.pair.lost.Load(); n > 0 {
 			e.Log.Warn("lost relayed messages: the other engine didn't read them in time", "frames", n)
 		}
 	}()
