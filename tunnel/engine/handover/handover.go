@@ -132,7 +132,7 @@ func (e *oldEngine) handOver(ctx context.Context) (began bool, err error) {
 		return false, err
 	}
 	step, cancel := context.WithTimeout(ctx, e.Limits.Answer)
-	err = e.Bind.hold(step, e.pair.relayed)
+	err = e.Bind.receiveRelayed(step, e.pair.relayed)
 	cancel()
 	if err != nil {
 		return false, err

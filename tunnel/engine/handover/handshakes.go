@@ -36,7 +36,7 @@ const (
 // When a second session is made, the remote forgets the one before the first, in which the
 // old engine still sends: so a second session is made only if necessary. It is necessary when
 // an attempt cancels another one ([device.Peer.ExpireCurrentKeypairs]) that succeeds at the
-// same moment: nothing is sent in that session. See [answers] for another way to break a
+// same moment: nothing is sent in that session. See [initiations] for another way to break a
 // session.
 type handshakes struct {
 	renew bool          // the first attempt ends the peers' sessions
@@ -131,7 +131,7 @@ func (a *attempt) established(p peer) bool {
 	return a.keepalives > 0 && p.handshake.After(a.at) && (p.sent-a.sent)%device.MessageInitiationSize != 0
 }
 
-// run executes a step on a device and its bind, which has answers, and returns the state of
+// run executes a step on a device and its bind, which has initiations, and returns the state of
 // the device's peers before it.
 func (h *handshakes) run(d *device.Device, b *Bind, now time.Time) (map[Key]peer, error) {
 	have, err := peersOf(d)
@@ -160,7 +160,7 @@ func (h *handshakes) run(d *device.Device, b *Bind, now time.Time) (map[Key]peer
 
 // initiate starts a handshake. wireguard-go logs errors, and a later attempt follows.
 func initiate(key Key, p *device.Peer, b *Bind, forget func()) {
-	b.answers.Load().begin(key, forget, func() { _ = p.SendHandshakeInitiation(false) })
+	b.initiations.Load().begin(key, forget, func() { _ = p.SendHandshakeInitiation(false) })
 }
 
 // pause returns the time until the next step, from how long the last one took: reading the
@@ -180,8 +180,8 @@ func Initiate(ctx context.Context, d *device.Device, b *Bind, peers []Key) error
 
 // make runs steps until all peers have a session or the context ends.
 func (h *handshakes) make(ctx context.Context, d *device.Device, b *Bind) error {
-	b.answers.Store(newAnswers())
-	defer b.answers.Store(nil)
+	b.initiations.Store(newInitiations())
+	defer b.initiations.Store(nil)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {

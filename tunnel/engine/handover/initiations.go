@@ -7,66 +7,67 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 )
 
-// answers matches responses with initiations. When an initiation is created while
-// wireguard-go handles the response to the previous one, the session has the keys of one and
-// the index of the other: it sends, and never receives. So no attempt starts after the last
-// one has been answered, and responses to cancelled attempts are dropped.
-type answers struct {
+// initiations matches responses with the initiations that this process has sent. When an
+// initiation is created while wireguard-go handles the response to the previous one, the
+// session has the keys of one and the index of the other: it sends, and never receives. So no
+// attempt starts after the last one has been answered, and responses to cancelled attempts are
+// dropped.
+type initiations struct {
 	mu        sync.Mutex
 	current   *Key            // peer whose initiation is being created
 	peers     map[uint32]Key  // peers by the index of their latest initiation
 	latest    map[Key]uint32  // the reverse of peers
-	answered  map[Key]bool    // a response has arrived since the last begin
+	responded map[Key]bool    // a response has arrived since the last begin
 	cancelled map[uint32]bool // indices of cancelled attempts
 }
 
-func newAnswers() *answers {
-	return &answers{peers: make(map[uint32]Key), latest: make(map[Key]uint32), answered: make(map[Key]bool), cancelled: make(map[uint32]bool)}
+func newInitiations() *initiations {
+	return &initiations{peers: make(map[uint32]Key), latest: make(map[Key]uint32), responded: make(map[Key]bool), cancelled: make(map[uint32]bool)}
 }
 
 // begin calls forget and then send, which sends an initiation to a peer, unless the last one
 // has just been answered.
-func (a *answers) begin(key Key, forget, send func()) {
-	a.mu.Lock()
-	if a.answered[key] {
-		delete(a.answered, key) // The response may be forged: the next call sends.
-		a.mu.Unlock()
+func (i *initiations) begin(key Key, forget, send func()) {
+	i.mu.Lock()
+	if i.responded[key] {
+		delete(i.responded, key) // The response may be forged: the next call sends.
+		i.mu.Unlock()
 		return
 	}
-	if index, found := a.latest[key]; found {
-		delete(a.peers, index)
-		delete(a.latest, key)
-		a.cancelled[index] = true
+	if index, found := i.latest[key]; found {
+		delete(i.peers, index)
+		delete(i.latest, key)
+		i.cancelled[index] = true
 	}
-	a.current = &key
-	a.mu.Unlock()
+	i.current = &key
+	i.mu.Unlock()
 	forget()
 	send()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.current = nil
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.current = nil
 }
 
 // sent records an initiation among sent packets. It returns whether it is one that begin
 // didn't cause.
-func (a *answers) sent(packets [][]byte) (foreign bool) {
+func (i *initiations) sent(packets [][]byte) (foreign bool) {
 	if len(packets) != 1 || messageType(packets[0]) != device.MessageInitiationType {
 		return false
 	}
 	index := binary.LittleEndian.Uint32(packets[0][4:])
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.current == nil {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.current == nil {
 		return true
 	}
-	a.peers[index], a.latest[*a.current] = *a.current, index
+	i.peers[index], i.latest[*i.current] = *i.current, index
 	return false
 }
 
 // arrived records arriving responses, and sets the size of those to cancelled attempts to 0.
-func (a *answers) arrived(packets [][]byte, sizes []int) {
-	for i, size := range sizes {
-		message := packets[i][:size]
+func (i *initiations) arrived(packets [][]byte, sizes []int) {
+	for n, size := range sizes {
+		message := packets[n][:size]
 		if messageType(message) != device.MessageResponseType {
 			continue
 		}
@@ -74,12 +75,12 @@ func (a *answers) arrived(packets [][]byte, sizes []int) {
 		if !ok {
 			continue
 		}
-		a.mu.Lock()
-		if a.cancelled[index] {
-			sizes[i] = 0
-		} else if key, found := a.peers[index]; found {
-			a.answered[key] = true
+		i.mu.Lock()
+		if i.cancelled[index] {
+			sizes[n] = 0
+		} else if key, found := i.peers[index]; found {
+			i.responded[key] = true
 		}
-		a.mu.Unlock()
+		i.mu.Unlock()
 	}
 }

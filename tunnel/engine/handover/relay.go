@@ -2,6 +2,7 @@ package handover
 
 import (
 	"encoding/binary"
+	"net"
 	"sync"
 	"sync/atomic"
 
@@ -110,4 +111,86 @@ func cutRelayed(frame []byte) (endpoint string, message, rest []byte) {
 	}
 	end := text + int(size)
 	return string(frame[:text]), frame[text:end:end], frame[end:]
+}
+
+// relayReceiver receives the messages that another process relays, for a bind.
+type relayReceiver struct {
+	relayed   <-chan []byte
+	over      chan struct{}
+	drained   chan struct{}            // closed when relayed is closed and empty
+	empty     func()                   // closes drained
+	rest      []byte                   // of the current frame; only for the first function
+	busy      atomic.Bool              // the first function or the device has a frame
+	endpoints map[string]conn.Endpoint // by their text; only for the first function
+
+	mu      sync.Mutex
+	in      map[int]bool // functions that have stopped reading their sockets
+	missing int
+	all     chan struct{} // closed when missing is 0
+}
+
+// maxEndpoints bounds the cached endpoints of relayed messages.
+const maxEndpoints = 1 << 12
+
+// receive implements receive function i of the bind: the first one receives relayed messages,
+// and the others wait. It returns 0 when the bind reads its sockets again.
+func (r *relayReceiver) receive(i int, b *Bind, closed <-chan struct{}, packets [][]byte, sizes []int, from []conn.Endpoint) (n int, err error) {
+	r.enter(i)
+	if i > 0 {
+		select {
+		case <-r.over:
+			return 0, nil
+		case <-closed:
+			return 0, net.ErrClosed
+		}
+	}
+	for relayed := r.relayed; n == 0; {
+		if len(r.rest) == 0 {
+			r.busy.Store(false)
+			select {
+			case frame, more := <-relayed:
+				r.busy.Store(more)
+				if r.rest = frame; !more {
+					relayed = nil
+					r.empty()
+				}
+			case <-r.over:
+				return 0, nil
+			case <-closed:
+				return 0, net.ErrClosed
+			}
+		}
+		for n < len(packets) && len(r.rest) > 0 {
+			var endpoint string
+			var message []byte
+			if endpoint, message, r.rest = cutRelayed(r.rest); message == nil {
+				break
+			}
+			known, found := r.endpoints[endpoint]
+			if !found {
+				if known, err = b.ParseEndpoint(endpoint); err != nil {
+					continue // not an endpoint of this bind
+				}
+				if len(r.endpoints) >= maxEndpoints {
+					clear(r.endpoints)
+				}
+				r.endpoints[endpoint] = known
+			}
+			sizes[n], from[n] = copy(packets[n], message), known
+			n++
+		}
+	}
+	return n, nil
+}
+
+// enter records that a function has stopped reading its socket.
+func (r *relayReceiver) enter(i int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.in[i] {
+		r.in[i] = true
+		if r.missing--; r.missing == 0 {
+			close(r.all)
+		}
+	}
 }

@@ -52,7 +52,7 @@ func (e *newEngine) takeOver(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return errEnded
 	}
-	e.Bind.answers.Store(newAnswers())
+	e.Bind.initiations.Store(newInitiations())
 	e.Bind.relay.Store(e.relay)
 	if err := e.Device.Up(); err != nil {
 		return fmt.Errorf("open UDP sockets: %w", err)
@@ -299,7 +299,7 @@ func (e *newEngine) finish(ctx context.Context) {
 		}
 	}()
 	defer e.Bind.relay.Store(nil)
-	defer e.Bind.answers.Store(nil)
+	defer e.Bind.initiations.Store(nil)
 	began := time.Now()
 	pace := time.NewTicker(headway)
 	defer pace.Stop()
