@@ -281,14 +281,12 @@ func writeMemfd(content []byte) (fd int, err error) {
 	if err != nil {
 		return -1, fmt.Errorf("make a file in memory: %w", err)
 	}
-	for written := 0; written < len(content); {
-		n, err := unix.Pwrite(fd, content[written:], int64(written))
-		if err != nil {
-			return -1, errors.Join(fmt.Errorf("write a file in memory: %w", err), unix.Close(fd))
-		}
-		written += n
+	file := os.NewFile(uintptr(fd), "configuration")
+	defer func() { _ = file.Close() }()
+	if _, err := file.WriteAt(content, 0); err != nil {
+		return -1, fmt.Errorf("write a file in memory: %w", err)
 	}
-	return fd, nil
+	return duplicate(fd)
 }
 
 // maxConfiguration bounds the content that readMemfd returns, in bytes.
