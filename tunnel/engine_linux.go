@@ -169,8 +169,8 @@ func (e *engine) close() {
 	e.wg.Wait()
 }
 
-// unserve makes the engine end a device, if an engine runs and has it.
-func unserve(ctx context.Context, name string) error {
+// onEngine calls f with a connection to the engine, if one runs. ctx bounds both.
+func onEngine(ctx context.Context, f func(context.Context, *control.Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
 	defer cancel()
 	client, err := control.Dial(ctx)
@@ -181,35 +181,34 @@ func unserve(ctx context.Context, name string) error {
 		return fmt.Errorf("connect to the engine: %w", err)
 	}
 	defer client.Close()
-	// Not cancelled: a pending request could end the next device of this name.
-	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), engineTimeout)
-	defer cancel()
-	_, err = client.Ask(ctx, control.Message{Op: control.Remove, Name: name})
-	return err
+	return f(ctx, client)
+}
+
+// unserve makes the engine end a device, if an engine runs and has it.
+func unserve(ctx context.Context, name string) error {
+	return onEngine(ctx, func(ctx context.Context, client *control.Client) error {
+		// Not cancelled: a pending request could end the next device of this name.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineTimeout)
+		defer cancel()
+		_, err := client.Ask(ctx, control.Message{Op: control.Remove, Name: name})
+		return err
+	})
 }
 
 // EndEngine ends an engine that was started by one of our devices and no longer serves any.
 func EndEngine(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
-	defer cancel()
-	client, err := control.Dial(ctx)
-	if control.Absent(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("connect to the engine: %w", err)
-	}
-	defer client.Close()
-	answer, err := client.Ask(ctx, control.Message{Op: control.End})
-	// It may end before its response is sent.
-	gone := errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE)
-	if !gone && (err != nil || !answer.Changed) {
-		return err
-	}
-	select {
-	case <-client.Done():
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("wait for the engine to end: %w", ctx.Err())
-	}
+	return onEngine(ctx, func(ctx context.Context, client *control.Client) error {
+		answer, err := client.Ask(ctx, control.Message{Op: control.End})
+		// It may end before its response is sent.
+		gone := errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE)
+		if !gone && (err != nil || !answer.Changed) {
+			return err
+		}
+		select {
+		case <-client.Done():
+			return nil
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the engine to end: %w", ctx.Err())
+		}
+	})
 }
