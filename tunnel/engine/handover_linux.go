@@ -101,7 +101,7 @@ func (h *handovers) setNewEngine(c *control.Conn) {
 // handOver starts the hand-over of a device, and returns the device's handoverState.
 func (h *handovers) handOver(c *control.Conn, d *deviceState) (answer control.Message, files control.Files, err error) {
 	h.mu.Lock()
-	may := h.newEngine == c && d != nil
+	may := h.newEngine == c && !h.completed && d != nil
 	if may {
 		h.running.Add(1)
 	}
