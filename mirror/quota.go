@@ -19,6 +19,11 @@ type originRef struct {
 
 // quota counts the objects created for one remote, and what is omitted because of its
 // bounds.
+//
+// A ResourceQuota of the namespace would count the objects of all remotes together, so that
+// one could take what another needs, and no addresses. A bound of the cached objects, as
+// kube.Bounds has, would keep those that are listed first after a restart instead of those
+// that exist.
 type quota struct {
 	bounds, used, last Bounds
 	admitted           map[originRef]struct{}

@@ -14,7 +14,8 @@ const (
 	DefaultMaxAddresses = 100_000
 )
 
-// Rules are the bounds of a remote.
+// Rules are the bounds of a remote. No ResourceQuota counts network sets, which are in no
+// namespace.
 type Rules struct {
 	// Cluster is the remote's name.
 	Cluster string

@@ -195,6 +195,26 @@ func TestWriterWithAWatchThatLagsWritesOnce(t *testing.T) {
 	})
 }
 
+// TestAddressIsRemovedWhileTheWatchLags writes an object several times, of which the watch
+// shows nothing.
+func TestAddressIsRemovedWhileTheWatchLags(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := startRig(t, kubetest.NewAPI(), nil)
+		r.put(t, "p", "a", "10.4.0.1")
+		elapse(time.Second)
+		r.sets.Hook(func(h *kubetest.Hooks) { h.Mute = true })
+		before := len(requests(r.sets))
+		r.put(t, "q", "a", "10.4.0.2")
+		elapse(100 * time.Millisecond)
+		r.drop("p")
+		elapse(100 * time.Millisecond)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.2/32"})
+		if diff := cmp.Diff([]string{"patch gcp-ns-a", "patch gcp-ns-a"}, requests(r.sets)[before:]); diff != "" {
+			t.Errorf("requests (-want +got):\n%s", diff)
+		}
+	})
+}
+
 // TestDriftIsRepaired changes sets in all ways, as another client does: a while after they were
 // written, and before that was answered.
 func TestDriftIsRepaired(t *testing.T) {

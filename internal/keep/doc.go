@@ -9,7 +9,9 @@
 // watch doesn't show yet. A [Writer] calls Apply for keys that may differ, one call at a
 // time per key, and retries after failures.
 //
-// The mutation cache of client-go (cache.NewIntegerResourceVersionMutationCacheWithOptions)
-// doesn't report changes, doesn't cache deletions, and doesn't detect that a server was
-// restored from a backup.
+// All writes are checked, by UID and resource version, but that alone doesn't replace the
+// Ledger: while a watch lags, each further write of an object would conflict until the watch
+// has caught up, also the one that removes an address. The mutation cache of client-go
+// (cache.NewIntegerResourceVersionMutationCacheWithOptions) doesn't report changes, doesn't
+// cache deletions, and doesn't detect that a server was restored from a backup.
 package keep
