@@ -37,7 +37,7 @@ func (h summer) diffImport(have Observed, want Service) []Change {
 	if have.Import != nil && have.Import.ours && !have.Import.going && want.Imported != nil && want.Imported.Status != nil && want.Hold == "" {
 		if st, differs := statusOf(have.Import, want.Imported); differs {
 			changes = append(changes, Change{
-				Verb: verbPatch, Object: importStatus, Name: want.Name, have: have.Import.identity.of(h.status(&have.Import.status)), want: h.status(st), status: st,
+				Verb: verbPatch, Object: importStatus, Name: want.Name, have: have.Import.of(h.status(&have.Import.status)), want: h.status(st), status: st,
 			})
 		}
 	}

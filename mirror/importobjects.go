@@ -36,7 +36,7 @@ type Imported struct {
 
 // object returns the desired ServiceImport.
 func (i *Imported) object(k Key) *v1beta1.ServiceImport {
-	return i.Import.Object(k.Namespace, k.Name, i.IPs, i.Families)
+	return i.Object(k.Namespace, k.Name, i.IPs, i.Families)
 }
 
 // derived returns the desired derived Service: without a selector, so that its endpoints are

@@ -297,14 +297,14 @@ func TestImportsThatAreReadLastAreReconciled(t *testing.T) {
 	Desired(s, m)
 	s.seen()
 	s.importsKnown, s.all = true, true
-	for _, w := range Desired(s, m) {
-		want, have := s.want(m, w.Name)
-		if changes := s.sums.diffImport(have, want); len(changes) != 1 || changes[0].Verb != verbDelete {
-			t.Errorf("%+v", changes)
-		}
-		return
+	all := Desired(s, m)
+	if len(all) != 1 {
+		t.Fatalf("looked at %v", all)
 	}
-	t.Error("not looked at")
+	want, have := s.want(m, all[0].Name)
+	if changes := s.sums.diffImport(have, want); len(changes) != 1 || changes[0].Verb != verbDelete {
+		t.Errorf("%+v", changes)
+	}
 }
 
 // An export that states an earlier time, or a type of its own, doesn't seize a running import.

@@ -87,19 +87,19 @@ func (m *decisions) do(line string) {
 	list := func(name string) []string {
 		return strings.FieldsFunc(set[name], func(r rune) bool { return r == ',' })
 	}
-	switch {
-	case word == "" || word == "--":
-	case word == "remove":
+	switch word {
+	case "", "--":
+	case "remove":
 		delete(m.nodes, rest)
-	case word == "restart":
+	case "restart":
 		_, m.accepted = recall(m.accepted.remember(m.sorted(), m.peers))
-	case word == "after":
+	case "after":
 		m.rules.Now = m.rules.Now.Add(m.duration(rest))
-	case word == "local":
+	case "local":
 		m.local = append(m.local, LocalNode{Name: set["name"], Addrs: addrs(list("addresses")...), PodCIDRs: prefixes(list("pods")...)})
 		m.services = append(m.services, prefixes(list("services")...)...)
 		m.rules.Local = NewLocal(m.local, m.services, nil)
-	case word == "rules":
+	case "rules":
 		for name, value := range set {
 			switch n, _ := strconv.Atoi(value); name {
 			case "borrowed":

@@ -774,7 +774,7 @@ func (b *importBed) testImportsChanged(t *testing.T) {
 	for n, name := range []string{"before", "after"} {
 		if name == "after" {
 			end := apply(t, b.gcp, "mutatingadmissionpolicy", "distribution", "../../mirror/testdata/distribution.yaml")
-			defer end()
+			t.Cleanup(end)
 			wait(t, "the policy", func() error {
 				s, err := b.gcp.Client().CoreV1().Services(ns).Create(t.Context(), &corev1.Service{
 					ObjectMeta: metav1.ObjectMeta{Name: "test", Labels: map[string]string{"a": "b"}}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},

@@ -35,12 +35,12 @@ const patience = 4
 
 // Defaults of a WriterConfig.
 const (
-	DefaultWorkers    = 8
-	DefaultTimeout    = 30 * time.Second
-	DefaultRetryMin   = 500 * time.Millisecond
-	DefaultRetryMax   = time.Minute
-	DefaultRetryRate  = rate.Limit(50)
-	DefaultStuckAfter = 2 * time.Minute
+	DefaultWorkers       = 8
+	DefaultTimeout       = 30 * time.Second
+	DefaultShortestRetry = 500 * time.Millisecond
+	DefaultLongestRetry  = time.Minute
+	DefaultRetryRate     = rate.Limit(50)
+	DefaultStuckAfter    = 2 * time.Minute
 )
 
 // WriterConfig describes a Writer. Only Name, Apply and Logger are required.
@@ -61,8 +61,8 @@ type WriterConfig[K comparable] struct {
 	Spacing func(K) time.Duration
 	// Timeout is that of one Apply; 0: DefaultTimeout.
 	Timeout time.Duration
-	// RetryMin and RetryMax bound the back-off, which doubles; 0: DefaultRetryMin and
-	// DefaultRetryMax. RetryRate is the maximum rate of retries per tenant and second; 0:
+	// RetryMin and RetryMax bound the back-off, which doubles; 0: DefaultShortestRetry and
+	// DefaultLongestRetry. RetryRate is the maximum rate of retries per tenant and second; 0:
 	// DefaultRetryRate.
 	RetryMin, RetryMax time.Duration
 	RetryRate          rate.Limit
@@ -117,10 +117,10 @@ func NewWriter[K comparable](cfg WriterConfig[K]) *Writer[K] {
 		cfg.Timeout = DefaultTimeout
 	}
 	if cfg.RetryMin <= 0 {
-		cfg.RetryMin = DefaultRetryMin
+		cfg.RetryMin = DefaultShortestRetry
 	}
 	if cfg.RetryMax <= 0 {
-		cfg.RetryMax = DefaultRetryMax
+		cfg.RetryMax = DefaultLongestRetry
 	}
 	if cfg.RetryRate <= 0 {
 		cfg.RetryRate = DefaultRetryRate

@@ -90,7 +90,7 @@ var builtin = sync.OnceValue(func() runtime.NegotiatedSerializer {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
 		authenticationv1.AddToScheme, authorizationv1.AddToScheme, coordinationv1.AddToScheme,
-		corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, multiclusterv1.AddToScheme,
+		corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, multiclusterv1.Install,
 	} {
 		utilruntime.Must(add(scheme))
 	}

@@ -23,7 +23,7 @@ type Fault struct {
 	Message string
 }
 
-// Faults by type.
+// NoService returns the fault of an export without a Service.
 func NoService() Fault {
 	return Fault{v1beta1.ServiceExportReasonNoService, "there is no Service of this name"}
 }

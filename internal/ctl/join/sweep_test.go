@@ -13,11 +13,11 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	internalcluster "github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
-	internalcluster "github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
 // TestLeaveSweeps deletes what a killed doctor has left, and prints why it can't.
