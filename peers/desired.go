@@ -40,12 +40,12 @@ const (
 
 // Rejection is a node, or a part of it, that was rejected.
 type Rejection struct {
-	Node   string `json:"node"`
-	Reason Reason `json:"reason"`
-	Detail string `json:"detail"`
+	Node   string
+	Reason Reason
+	Detail string
 	// Partial is set when only a prefix was rejected and the node is a peer with its
 	// others.
-	Partial bool `json:"partial,omitempty"`
+	Partial bool
 }
 
 // maxRefused bounds the rejections of one node's prefixes that are listed singly.

@@ -16,6 +16,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/replica"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
@@ -158,7 +159,7 @@ type policyReport struct {
 	// Pools are Calico's IP pools, as far as remotes need them.
 	Pools poolReport `json:"ipPools"`
 	// Credentials are the results of requests with the credentials that are on disk.
-	Credentials map[string]tokens.Trial `json:"credentials,omitempty"`
+	Credentials map[string]status.Trial `json:"credentials,omitempty"`
 	policy.Status
 }
 

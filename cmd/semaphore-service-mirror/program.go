@@ -20,6 +20,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/internal/replica"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
@@ -142,7 +143,7 @@ type mirrorReport struct {
 	// NotServed are the errors of addresses that are not listened on.
 	NotServed map[string]string `json:"notServed,omitempty"`
 	// Credentials are the results of requests with the credentials that are on disk.
-	Credentials map[string]tokens.Trial `json:"credentials,omitempty"`
+	Credentials map[string]status.Trial `json:"credentials,omitempty"`
 }
 
 type electionReport struct {

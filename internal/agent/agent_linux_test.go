@@ -29,6 +29,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine"
@@ -148,12 +149,12 @@ func TestAgentAlone(t *testing.T) {
 		t.Errorf("health: %v", err)
 	}
 	polltest.Until(t, time.Minute, "the failure in the status", func() bool {
-		rep := a.status().(agentReport)
+		rep := a.status().(status.Agent)
 		return rep.Remotes[0].API.Error != "" && rep.Remotes[1].API.Error != "" && rep.Failing["watch nodes of aws"] != ""
 	})
 	enforced := func() bool {
-		rep := a.status().(agentReport)
-		return rep.Filter.State == filterEnforced && rep.Exit.State == filterEnforced
+		rep := a.status().(status.Agent)
+		return rep.Filter.State == status.FilterEnforced && rep.Exit.State == status.FilterEnforced
 	}
 	polltest.Until(t, time.Minute, "the packet filter", enforced)
 	if _, err := routes.NewFilter(a.log).Sync(t.Context(), routes.Ruleset{}); err != nil { // as "nft flush ruleset" would

@@ -32,7 +32,7 @@ func TestBackendChangesUnderTraffic(t *testing.T) {
 		f.waitPassing(t, "to "+backend)
 		f.end(t, "to "+backend)
 		connection.echo(t, "to "+backend)
-		if rep := here.report(t); !slices.Equal(rep.backends(), []string{backend}) {
+		if rep := here.report(t); !slices.Equal(backends(rep), []string{backend}) {
 			t.Errorf("the backend isn't %s: %+v", backend, rep)
 		}
 		if now := here.key(t, "gcp"); now != key {

@@ -19,6 +19,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // TestOneUnusableKeyFile runs an agent that can't read the key of one remote: the other
@@ -34,9 +35,9 @@ func TestOneUnusableKeyFile(t *testing.T) {
 	a := startAgent(t, cfg, &logs)
 	polltest.Until(t, time.Minute, "the other remote's device", func() bool { return a.remotes[1].present() })
 	polltest.Until(t, time.Minute, "the failure in the status", func() bool {
-		return strings.Contains(a.status().(agentReport).Failing["device gcp"], file)
+		return strings.Contains(a.status().(status.Agent).Failing["device gcp"], file)
 	})
-	if a.remotes[0].present() || a.status().(agentReport).Remotes[0].Device.PublicKey != "" {
+	if a.remotes[0].present() || a.status().(status.Agent).Remotes[0].Device.PublicKey != "" {
 		t.Error("a device without a key")
 	}
 	if text := logs.String(); !strings.Contains(text, file) {
@@ -49,7 +50,7 @@ func TestOneUnusableKeyFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	polltest.Until(t, 2*time.Minute, "the remote's device", func() bool {
-		rep := a.status().(agentReport)
+		rep := a.status().(status.Agent)
 		return a.remotes[0].present() && rep.Failing["device gcp"] == "" && rep.Remotes[0].Device.PublicKey != ""
 	})
 }
@@ -66,9 +67,9 @@ func TestATakenListenPort(t *testing.T) {
 	t.Cleanup(free)
 	var logs logtest.Buffer
 	a := startAgent(t, testConfig(t), &logs)
-	var rep agentReport
+	var rep status.Agent
 	polltest.Until(t, time.Minute, "both devices, and the failure in the status", func() bool {
-		rep = a.status().(agentReport)
+		rep = a.status().(status.Agent)
 		return a.remotes[0].present() && a.remotes[1].present() && strings.Contains(rep.Failing["device gcp"], "51820")
 	})
 	published := a.publications()
@@ -83,7 +84,7 @@ func TestATakenListenPort(t *testing.T) {
 	}
 	free()
 	polltest.Until(t, 2*time.Minute, "the device to take its port", func() bool {
-		rep := a.status().(agentReport)
+		rep := a.status().(status.Agent)
 		return rep.Remotes[0].Device.ListenPort == 51820 && a.publications()[0].ListenPort == 51820 && rep.Failing["device gcp"] == ""
 	})
 }

@@ -8,26 +8,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
-
-// filterState is the state of the source filter, which drops packets with a remote pod's
-// source address that did not arrive through the tunnel, or of the exit filter, which drops
-// packets to remote pods that would not leave through it.
-type filterState string
-
-const (
-	filterEnforced    filterState = "enforced"
-	filterNotEnforced filterState = "not enforced"
-	filterOff         filterState = "off" // by the configuration
-	filterUnknown     filterState = "unknown"
-)
-
-type filterReport struct {
-	State filterState `json:"state"`
-	// Error is set when State is not enforced or unknown.
-	Error string `json:"error,omitempty"`
-}
 
 // ruleset returns where packets of remotes arrive and leave. Those of refused remotes
 // don't arrive: their sources are not checked.
@@ -106,16 +89,16 @@ func (s *stops) last(device string) time.Time {
 
 // filterStatus reads the states of source filter and exit filter, and their counts of
 // dropped packets, which are nil for a part that is not enforced.
-func (a *agent) filterStatus(ctx context.Context) (source, exit filterReport, state routes.State) {
+func (a *agent) filterStatus(ctx context.Context) (source, exit status.Filter, state routes.State) {
 	state, err := a.filter.Status(ctx, a.ruleset())
-	part := func(enforced bool) filterReport {
+	part := func(enforced bool) status.Filter {
 		switch {
 		case enforced:
-			return filterReport{State: filterEnforced}
+			return status.Filter{State: status.FilterEnforced}
 		case err != nil && !errors.Is(err, routes.ErrNoFilter):
-			return filterReport{State: filterUnknown, Error: err.Error()}
+			return status.Filter{State: status.FilterUnknown, Error: err.Error()}
 		}
-		rep, why := filterReport{State: filterNotEnforced}, err
+		rep, why := status.Filter{State: status.FilterNotEnforced}, err
 		if a.filtering != nil && a.filtering.Err() != nil {
 			why = a.filtering.Err() // why the installation failed
 		}
@@ -125,11 +108,11 @@ func (a *agent) filterStatus(ctx context.Context) (source, exit filterReport, st
 		return rep
 	}
 	source, exit = part(state.Arrival), part(state.Exit)
-	if exit.State == filterEnforced {
+	if exit.State == status.FilterEnforced {
 		a.stops.note(time.Now(), state.Stopped)
 	}
 	if !a.cfg.SourceFilter {
-		source, state.Forged = filterReport{State: filterOff}, nil
+		source, state.Forged = status.Filter{State: status.FilterOff}, nil
 	}
 	return source, exit, state
 }
@@ -172,11 +155,11 @@ func (c *filterCollector) Collect(ch chan<- prometheus.Metric) {
 	c.collect(ch, exit, state.Stopped, c.exitEnforced, c.stopped)
 }
 
-func (c *filterCollector) collect(ch chan<- prometheus.Metric, rep filterReport, counts routes.Dropped, enforced, dropped *prometheus.Desc) {
+func (c *filterCollector) collect(ch chan<- prometheus.Metric, rep status.Filter, counts routes.Dropped, enforced, dropped *prometheus.Desc) {
 	switch rep.State {
-	case filterEnforced:
+	case status.FilterEnforced:
 		ch <- prometheus.MustNewConstMetric(enforced, prometheus.GaugeValue, 1)
-	case filterOff:
+	case status.FilterOff:
 		return
 	default:
 		ch <- prometheus.MustNewConstMetric(enforced, prometheus.GaugeValue, 0)

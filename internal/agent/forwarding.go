@@ -9,23 +9,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
 // forwardingSpacing is the minimum interval of reading what forwarding depends on.
 const forwardingSpacing = time.Second
-
-// forwardingReport is whether the host forwards packets between its pods and the tunnels.
-// Probes of paths end at the host, and say nothing about it.
-type forwardingReport struct {
-	Known bool `json:"known"` // read since start
-	// Off are settings by which it doesn't.
-	Off []string `json:"off,omitempty"`
-	// Denying are FORWARD chains that accept no packet, Conditional those that drop packets
-	// by default, whose rules have to accept those of pods.
-	Denying     []string `json:"chainsDenying,omitempty"`
-	Conditional []string `json:"chainsConditional,omitempty"`
-}
 
 // checkForwarding switches forwarding on for our devices, and reads what else it depends
 // on, which is left alone.
@@ -64,12 +53,12 @@ func (a *agent) readForwarding(ctx context.Context) error {
 	return err
 }
 
-func (a *agent) forwardingStatus() forwardingReport {
+func (a *agent) forwardingStatus() status.Forwarding {
 	read := a.forwards.Load()
 	if read == nil {
-		return forwardingReport{}
+		return status.Forwarding{}
 	}
-	return forwardingReport{Known: true, Off: read.Off, Denying: read.Denying, Conditional: read.Conditional}
+	return status.Forwarding{Known: true, Off: read.Off, Denying: read.Denying, Conditional: read.Conditional}
 }
 
 // forwardingCollector reports forwarding as last read.

@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
@@ -91,10 +92,10 @@ func (a *agent) readForeignRules(context.Context) error {
 		return err
 	}
 	for _, r := range a.remotes {
-		own := []ruleReport{}
+		own := []status.ForeignRule{}
 		for _, f := range found {
 			if slices.ContainsFunc(f.Subnets, func(s netip.Prefix) bool { return r.refused() == nil && slices.Contains(r.cfg.PodSubnets, s) }) {
-				own = append(own, ruleReport{Rule: f.Text, Marked: f.Marked})
+				own = append(own, status.ForeignRule{Rule: f.Text, Marked: f.Marked})
 			}
 		}
 		before := r.foreignRules.Swap(&own)

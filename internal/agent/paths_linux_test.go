@@ -9,11 +9,12 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
 // said returns the path to another node in an agent's report, if it has one.
-func (n *testNode) said(to *testNode) (path pathReport, ok bool) {
+func (n *testNode) said(to *testNode) (path status.Path, ok bool) {
 	if rep := n.status(); rep != nil {
 		for _, r := range rep.Remotes {
 			for _, p := range r.Peers {
@@ -23,12 +24,12 @@ func (n *testNode) said(to *testNode) (path pathReport, ok bool) {
 			}
 		}
 	}
-	return pathReport{}, false
+	return status.Path{}, false
 }
 
 // path waits until an agent reports the path to another node: on a busy machine a single
 // request may time out.
-func (n *testNode) path(t *testing.T, to *testNode) (path pathReport) {
+func (n *testNode) path(t *testing.T, to *testNode) (path status.Path) {
 	t.Helper()
 	await(t, n.name+" to say something of its path to "+to.name, func() (ok bool) {
 		path, ok = n.said(to)
@@ -39,7 +40,7 @@ func (n *testNode) path(t *testing.T, to *testNode) (path pathReport) {
 
 // awaitPath waits until holds accepts the reported path from one node to another, and
 // returns the report.
-func (n *testNode) awaitPath(t *testing.T, to *testNode, what string, holds func(pathReport) bool) (path pathReport) {
+func (n *testNode) awaitPath(t *testing.T, to *testNode, what string, holds func(status.Path) bool) (path status.Path) {
 	t.Helper()
 	defer func() {
 		if t.Failed() {
@@ -53,10 +54,10 @@ func (n *testNode) awaitPath(t *testing.T, to *testNode, what string, holds func
 	return path
 }
 
-func is(state peers.PathState, signs ...peers.Sign) func(pathReport) bool {
-	return func(p pathReport) bool {
+func is(state peers.PathState, signs ...peers.Sign) func(status.Path) bool {
+	return func(p status.Path) bool {
 		for _, s := range signs {
-			if p.State == state && p.Sign == s {
+			if p.State == string(state) && p.Sign == string(s) {
 				return true
 			}
 		}
@@ -130,7 +131,7 @@ func TestPaths(t *testing.T) {
 		}
 		whole()
 		// broken logs how soon a path is reported down, healed how soon it is up again.
-		broken := func(what string, since time.Time, from, to *testNode, by func(pathReport) bool) {
+		broken := func(what string, since time.Time, from, to *testNode, by func(status.Path) bool) {
 			t.Helper()
 			p := from.awaitPath(t, to, "to be down: "+what, by)
 			t.Logf("%s: %s: %s is %s (%s) after %.2f s", backend, what, to.name, p.State, p.Sign, p.Since.Sub(since).Seconds())
@@ -150,7 +151,7 @@ func TestPaths(t *testing.T) {
 			at := time.Now()
 			broken("unplugged", at, a, b, gone)
 			broken("unplugged", at, b, a, gone)
-			if p := a.path(t, c); p.State != peers.PathUp || !p.Since.Equal(other) {
+			if p := a.path(t, c); p.State != string(peers.PathUp) || !p.Since.Equal(other) {
 				t.Errorf("the path to the other node: %+v", p)
 			}
 			s.plug(t, b, true)
@@ -178,7 +179,7 @@ func TestPaths(t *testing.T) {
 			broken("their packets get lost", at, b, a, gone)
 			a.awaitPath(t, b, "to be named one-way", is(peers.PathDown, peers.SignOneWay))
 			t.Logf("named after %.1f s", time.Since(at).Seconds())
-			if p := b.path(t, a); p.Sign != peers.SignNoAnswer {
+			if p := b.path(t, a); p.Sign != string(peers.SignNoAnswer) {
 				t.Errorf("the side that hears nothing says %+v", p)
 			}
 			a.mislead(t, b, false)
@@ -206,12 +207,12 @@ func TestPaths(t *testing.T) {
 				time.Sleep(patience / 300)
 			}
 			t.Logf("%s: small packets only: named after %.0f s", backend, time.Since(at).Seconds())
-			if p := a.path(t, b); p.State != peers.PathUp {
+			if p := a.path(t, b); p.State != string(peers.PathUp) {
 				t.Errorf("the path is %+v", p)
 			}
 			narrow(1500)
 			at = time.Now()
-			a.awaitPath(t, b, "to carry large packets", func(p pathReport) bool { return !p.SmallOnly })
+			a.awaitPath(t, b, "to carry large packets", func(p status.Path) bool { return !p.SmallOnly })
 			t.Logf("%s: large packets again: known after %.0f s", backend, time.Since(at).Seconds())
 		})
 
@@ -222,7 +223,7 @@ func TestPaths(t *testing.T) {
 			// Packets for longer than it takes to detect that a path is down.
 			passed := flow.got.Load() + uint64(8*time.Second/flowSpacing)
 			await(t, "packets to pass", func() bool { return flow.got.Load() >= passed })
-			if p := a.path(t, b); p.State != peers.PathUp || p.Sign != peers.SignAnswer || !p.Since.Equal(since) {
+			if p := a.path(t, b); p.State != string(peers.PathUp) || p.Sign != string(peers.SignAnswer) || !p.Since.Equal(since) {
 				t.Errorf("with its agent away, the path is %+v, was up since %v", p, since)
 			}
 			b.start(t)

@@ -8,6 +8,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/peers/pods"
 )
 
@@ -60,23 +61,13 @@ func (a *agent) podCIDRs() (prefixes []netip.Prefix, known bool) {
 	return carried, synced && published
 }
 
-// podsReport describes the pod prefixes of this node.
-type podsReport struct {
-	Source string `json:"source"` // empty: not decided yet
-	Why    string `json:"why"`
-	Known  bool   `json:"known"`
-	Count  int    `json:"count"`
-	// Prefixes are the first maxPodPrefixes.
-	Prefixes []string `json:"prefixes,omitempty"`
-}
-
 // maxPodPrefixes bounds the prefixes in the report; the annotation has all.
 const maxPodPrefixes = 100
 
-func (a *agent) podsStatus() podsReport {
+func (a *agent) podsStatus() *status.Pods {
 	choice, _ := a.prefixes.Choice()
 	prefixes, known := a.podCIDRs()
-	rep := podsReport{Source: choice.Source, Why: choice.Why, Known: known && a.pods() != nil, Count: len(prefixes)}
+	rep := &status.Pods{Source: choice.Source, Why: choice.Why, Known: known && a.pods() != nil, Count: len(prefixes)}
 	for _, p := range prefixes[:min(len(prefixes), maxPodPrefixes)] {
 		rep.Prefixes = append(rep.Prefixes, p.String())
 	}

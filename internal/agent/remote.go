@@ -18,6 +18,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
@@ -50,7 +51,7 @@ type remote struct {
 	foreign atomic.Pointer[[]string]
 	// foreignRules are the foreign policy rules that lead its packets past the tunnel; nil:
 	// not read yet.
-	foreignRules atomic.Pointer[[]ruleReport]
+	foreignRules atomic.Pointer[[]status.ForeignRule]
 
 	failed atomic.Bool // see unreachable
 

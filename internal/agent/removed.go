@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
@@ -91,21 +92,13 @@ func (r *removed) subnets(now time.Time) []netip.Prefix {
 	})
 }
 
-// removedReport is part of the report.
-type removedReport struct {
-	PodSubnets []string  `json:"podSubnets"`
-	Until      time.Time `json:"until"`
-	// Stopped are packets to them that were dropped; nil: not known.
-	Stopped *uint64 `json:"stoppedPackets,omitempty"`
-}
-
 // report returns nil without any.
-func (r *removed) report(now time.Time, stopped routes.Dropped) *removedReport {
+func (r *removed) report(now time.Time, stopped routes.Dropped) *status.Removed {
 	subnets := r.subnets(now)
 	if len(subnets) == 0 {
 		return nil
 	}
-	rep := &removedReport{Until: r.until}
+	rep := &status.Removed{Until: r.until}
 	for _, s := range subnets {
 		rep.PodSubnets = append(rep.PodSubnets, s.String())
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
@@ -64,7 +65,7 @@ func TestRestartWritesNoRoutes(t *testing.T) {
 			polltest.Until(t, time.Minute, "the device of the other remote", second.remotes[1].present)
 			if fault != "" {
 				polltest.Until(t, time.Minute, "the fault of the device", func() bool {
-					return second.status().(agentReport).Failing["device gcp"] != ""
+					return second.status().(status.Agent).Failing["device gcp"] != ""
 				})
 			}
 			if fault != key {

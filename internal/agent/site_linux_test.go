@@ -31,6 +31,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
@@ -336,9 +337,9 @@ func (n *testNode) ask(path string) (body []byte, code int, err error) {
 }
 
 // status returns the agent's report; nil when it doesn't respond.
-func (n *testNode) status() *agentReport {
+func (n *testNode) status() *status.Agent {
 	body, _, err := n.ask("/status")
-	var rep agentReport
+	var rep status.Agent
 	if err != nil || json.Unmarshal(body, &rep) != nil {
 		return nil
 	}
@@ -346,7 +347,7 @@ func (n *testNode) status() *agentReport {
 }
 
 // report waits for the agent's report.
-func (n *testNode) report(t *testing.T) (rep *agentReport) {
+func (n *testNode) report(t *testing.T) (rep *status.Agent) {
 	t.Helper()
 	await(t, n.name+" to say what it does", func() bool {
 		rep = n.status()
@@ -467,7 +468,7 @@ func delRoute(prefix string) error {
 }
 
 // backends returns the backends of a node's devices, sorted, without duplicates.
-func (rep *agentReport) backends() (names []string) {
+func backends(rep *status.Agent) (names []string) {
 	for i := range rep.Remotes {
 		names = append(names, rep.Remotes[i].Device.Backend)
 	}

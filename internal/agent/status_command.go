@@ -10,17 +10,18 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
 // statusCommand is "semaphore-wireguard status".
-func statusCommand() report.Command[agentReport] {
-	return report.Command[agentReport]{Program: "semaphore-wireguard", Address: "127.0.0.1:7774", Show: showReport}
+func statusCommand() report.Command[status.Agent] {
+	return report.Command[status.Agent]{Program: "semaphore-wireguard", Address: "127.0.0.1:7774", Show: showReport}
 }
 
 // showReport shows remotes, peers and rejections.
-func showReport(p *report.Page, rep *agentReport) {
+func showReport(p *report.Page, rep *status.Agent) {
 	p.Line("semaphore-wireguard %s", rep.Version)
 	p.Line("cluster %s, node %s", rep.Cluster, rep.Node)
 	if rep.Standby != nil {
@@ -36,7 +37,7 @@ func showReport(p *report.Page, rep *agentReport) {
 	if !rep.Local {
 		p.Unknown("addresses of this cluster not read yet: endpoints of remote nodes can't be checked against them")
 	}
-	showPods(p, &rep.Pods)
+	showPods(p, rep.Pods)
 	showFilter(p, rep.Filter)
 	showExit(p, rep)
 	if rep.Unsourced != "" {
@@ -47,7 +48,7 @@ func showReport(p *report.Page, rep *agentReport) {
 	}
 	showForwarding(p, &rep.Forwarding)
 	tokens.Show(p, rep.Credentials, func(remote string) bool {
-		return slices.ContainsFunc(rep.Remotes, func(r remoteReport) bool { return r.Name == remote && r.API.Error != "" })
+		return slices.ContainsFunc(rep.Remotes, func(r status.Remote) bool { return r.Name == remote && r.API.Error != "" })
 	})
 	remotes := p.Table("REMOTE", "CONTACT", "PEERS FROM", "DEVICE", "BACKEND", "PORT", "MTU", "UP", "CONNECTING", "WAITING", "SILENT", "DOWN", "REJECTED", "FORGED", "STOPPED")
 	nodes := p.Table("REMOTE", "NODE", "ENDPOINT", "HEALTH", "SINCE", "SIGN", "HANDSHAKE", "HEARD", "RECEIVED", "SENT", "POD CIDRS")
@@ -55,21 +56,21 @@ func showReport(p *report.Page, rep *agentReport) {
 	for i := range rep.Remotes {
 		r := &rep.Remotes[i]
 		showRemote(p, remotes, r)
-		showStopped(p, r, rep.Exit.State == filterEnforced)
+		showStopped(p, r, rep.Exit.State == status.FilterEnforced)
 		showPeers(p, nodes, r)
 		for _, no := range r.Rejected {
 			what := "node"
 			if no.Partial {
 				what = "prefix"
 			}
-			rejected.Row(r.Name, no.Node, what, string(no.Reason), no.Detail)
+			rejected.Row(r.Name, no.Node, what, no.Reason, no.Detail)
 		}
 	}
 }
 
 // showPods shows the pod prefixes of the node and their source.
-func showPods(p *report.Page, pods *podsReport) {
-	if pods.Source == "" {
+func showPods(p *report.Page, pods *status.Pods) {
+	if pods == nil || pods.Source == "" {
 		p.Unknown("source of this node's pod prefixes not decided yet")
 		return
 	}
@@ -85,12 +86,12 @@ func showPods(p *report.Page, pods *podsReport) {
 
 // showFilter reports when packets with forged sources are not dropped. The reason is
 // shown with the failing loop.
-func showFilter(p *report.Page, f filterReport) {
+func showFilter(p *report.Page, f status.Filter) {
 	switch f.State {
-	case filterEnforced:
-	case filterOff:
+	case status.FilterEnforced:
+	case status.FilterOff:
 		p.Line("source filter off")
-	case filterUnknown:
+	case status.FilterUnknown:
 		p.Failing("source filter", f.Error)
 	default:
 		p.Wrong("plaintext packets with a remote pod's source address are not dropped")
@@ -98,7 +99,7 @@ func showFilter(p *report.Page, f filterReport) {
 }
 
 // showForwarding shows why packets of pods aren't forwarded.
-func showForwarding(p *report.Page, f *forwardingReport) {
+func showForwarding(p *report.Page, f *status.Forwarding) {
 	if len(f.Off) > 0 {
 		p.Wrong("this host doesn't forward packets between its pods and tunnels: %s", report.Some(f.Off))
 	}
@@ -112,10 +113,10 @@ func showForwarding(p *report.Page, f *forwardingReport) {
 
 // showExit reports when packets to remote pods could leave in plaintext, and the remotes
 // whose packets are refused.
-func showExit(p *report.Page, rep *agentReport) {
+func showExit(p *report.Page, rep *status.Agent) {
 	switch rep.Exit.State {
-	case filterEnforced:
-	case filterUnknown:
+	case status.FilterEnforced:
+	case status.FilterUnknown:
 		p.Failing("exit filter", rep.Exit.Error)
 	default:
 		p.Wrong("packets to remote pods that another program leads past the tunnel are not dropped: only routes and policy rules keep them from leaving in plaintext")
@@ -128,7 +129,7 @@ func showExit(p *report.Page, rep *agentReport) {
 
 // showStopped names the foreign policy rules that lead packets past the tunnel, and what
 // the exit filter has dropped.
-func showStopped(p *report.Page, r *remoteReport, dropped bool) {
+func showStopped(p *report.Page, r *status.Remote, dropped bool) {
 	fate := "leave in plaintext"
 	if dropped {
 		fate = "are dropped"
@@ -160,12 +161,12 @@ func packets(packets *uint64) string {
 	return strconv.FormatUint(*packets, 10)
 }
 
-func showRemote(p *report.Page, t *report.Table, r *remoteReport) {
+func showRemote(p *report.Page, t *report.Table, r *status.Remote) {
 	count := map[peers.Health]int{}
 	for i := range r.Peers {
-		count[r.Peers[i].Health]++
+		count[peers.Health(r.Peers[i].Health)]++
 	}
-	t.Row(r.Name, p.Age(r.API.LastContact), string(r.Source), r.Device.Name, r.Device.Backend,
+	t.Row(r.Name, p.Age(r.API.LastContact), r.Source, r.Device.Name, r.Device.Backend,
 		strconv.Itoa(r.Device.ListenPort), strconv.Itoa(r.Device.MTU),
 		strconv.Itoa(count[peers.HealthUp]), strconv.Itoa(count[peers.HealthConnecting]), strconv.Itoa(count[peers.HealthWaiting]),
 		strconv.Itoa(count[peers.HealthSilent]), strconv.Itoa(count[peers.HealthDown]),
@@ -184,12 +185,13 @@ func showRemote(p *report.Page, t *report.Table, r *remoteReport) {
 	default:
 		p.Contact(what, r.API.LastContact)
 	}
+	source := peers.Source(r.Source)
 	switch {
 	case r.Device.Error != "":
 		p.Failing(what+": device "+r.Device.Name, r.Device.Error)
-	case r.API.Synced && r.Source != peers.SourceAPI:
+	case r.API.Synced && source != peers.SourceAPI:
 		p.Unknown("%s: its nodes are not configured as peers yet", what)
-	case r.Source == peers.SourceAPI && len(r.Peers) == 0:
+	case source == peers.SourceAPI && len(r.Peers) == 0:
 		p.Wrong("%s: none of its nodes is a peer", what)
 	}
 	if d := &r.Device; d.LargestMTU > 0 && d.MTU > d.LargestMTU {
@@ -217,10 +219,10 @@ func showRemote(p *report.Page, t *report.Table, r *remoteReport) {
 }
 
 // showPeers shows the peers of a remote, those with the worst health first.
-func showPeers(p *report.Page, t *report.Table, r *remoteReport) {
+func showPeers(p *report.Page, t *report.Table, r *status.Remote) {
 	urgency := peers.Healths()
-	sorted := slices.SortedFunc(slices.Values(r.Peers), func(a, b peerReport) int {
-		return cmp.Or(cmp.Compare(slices.Index(urgency, a.Health), slices.Index(urgency, b.Health)),
+	sorted := slices.SortedFunc(slices.Values(r.Peers), func(a, b status.Peer) int {
+		return cmp.Or(cmp.Compare(slices.Index(urgency, peers.Health(a.Health)), slices.Index(urgency, peers.Health(b.Health))),
 			cmp.Compare(a.Node, b.Node), cmp.Compare(a.PublicKey, b.PublicKey))
 	})
 	names := map[peers.Health][]string{}
@@ -231,12 +233,12 @@ func showPeers(p *report.Page, t *report.Table, r *remoteReport) {
 		name := cmp.Or(peer.Node, "key "+peer.PublicKey)
 		since, sign := "-", "-"
 		if peer.Path != nil {
-			since, sign = p.Age(&peer.Path.Since), string(peer.Path.Sign)
+			since, sign = p.Age(&peer.Path.Since), peer.Path.Sign
 			if peer.Path.SmallOnly {
 				narrow = append(narrow, name)
 			}
 		}
-		t.Row(r.Name, name, peer.Endpoint, string(peer.Health), since, sign, p.Age(peer.LastHandshake), p.Age(peer.LastHeard),
+		t.Row(r.Name, name, peer.Endpoint, peer.Health, since, sign, p.Age(peer.LastHandshake), p.Age(peer.LastHeard),
 			report.Bytes(peer.RxBytes), report.Bytes(peer.TxBytes), strings.Join(podCIDRs(peer.AllowedIPs), ","))
 		switch {
 		case sign == string(peers.SignOneWay):
@@ -244,7 +246,7 @@ func showPeers(p *report.Page, t *report.Table, r *remoteReport) {
 		case sign == string(peers.SignNoAnswer):
 			unanswered = append(unanswered, name)
 		default:
-			names[peer.Health] = append(names[peer.Health], name)
+			names[peers.Health(peer.Health)] = append(names[peers.Health(peer.Health)], name)
 		}
 	}
 	say := func(how func(string, ...any), what string, few []string) {

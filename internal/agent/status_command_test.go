@@ -9,38 +9,39 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report/reporttest"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
 // wellReport is a report without faults.
-func wellReport() agentReport {
+func wellReport() status.Agent {
 	ago := func(d time.Duration) *time.Time {
 		at := reporttest.Now.Add(-d)
 		return &at
 	}
-	return agentReport{
+	return status.Agent{
 		Version: "v1.2.3 (revision 0123456789ab, go1.26.8)", Cluster: "aws", Node: "aws-1", Published: true, Local: true,
-		Filter: filterReport{State: filterEnforced}, Exit: filterReport{State: filterEnforced},
-		Pods: podsReport{Source: "node", Why: "the node has podCIDRs", Known: true, Count: 1, Prefixes: []string{"10.2.1.0/24"}},
-		Remotes: []remoteReport{{
-			Name: "gcp", PodSubnets: []string{"10.4.0.0/16"}, Source: peers.SourceAPI,
-			API: apiReport{Synced: true, LastContact: ago(100 * time.Millisecond)},
-			Device: deviceReport{
+		Filter: status.Filter{State: status.FilterEnforced}, Exit: status.Filter{State: status.FilterEnforced},
+		Pods: &status.Pods{Source: "node", Why: "the node has podCIDRs", Known: true, Count: 1, Prefixes: []string{"10.2.1.0/24"}},
+		Remotes: []status.Remote{{
+			Name: "gcp", PodSubnets: []string{"10.4.0.0/16"}, Source: string(peers.SourceAPI),
+			API: status.Connection{Synced: true, LastContact: ago(100 * time.Millisecond)},
+			Device: status.Device{
 				Name: "wireguard.gcp", Index: 7, Backend: "userspace", PublicKey: "ours", ListenPort: 51820, MTU: 1420,
 			},
-			Peers: []peerReport{
+			Peers: []status.Peer{
 				{
 					Node: "gcp-2", PublicKey: "two", Endpoint: "10.66.0.5:51820", AllowedIPs: []string{"10.4.1.0/24", "fd04:0:0:1::/64", "fe80::2/128"},
-					Path:   &pathReport{State: peers.PathUp, Since: *ago(3 * time.Hour), Sign: peers.SignAnswer, Answers: true},
-					Health: peers.HealthUp, LastHandshake: ago(75 * time.Second), LastHeard: ago(5 * time.Second), RxBytes: 3 << 20, TxBytes: 1536,
+					Path:   &status.Path{State: string(peers.PathUp), Since: *ago(3 * time.Hour), Sign: string(peers.SignAnswer), Answers: true},
+					Health: string(peers.HealthUp), LastHandshake: ago(75 * time.Second), LastHeard: ago(5 * time.Second), RxBytes: 3 << 20, TxBytes: 1536,
 				},
 				{
 					Node: "gcp-1", PublicKey: "one", Endpoint: "10.66.0.4:51820", AllowedIPs: []string{"10.4.0.0/24", "fe80::1/128"},
-					Path:   &pathReport{State: peers.PathUp, Since: *ago(2 * time.Minute), Sign: peers.SignReceived},
-					Health: peers.HealthUp, LastHandshake: ago(15 * time.Second), LastHeard: ago(10 * time.Second), RxBytes: 92, TxBytes: 180,
+					Path:   &status.Path{State: string(peers.PathUp), Since: *ago(2 * time.Minute), Sign: string(peers.SignReceived)},
+					Health: string(peers.HealthUp), LastHandshake: ago(15 * time.Second), LastHeard: ago(10 * time.Second), RxBytes: 92, TxBytes: 180,
 				},
 			},
-			Rejected: []peers.Rejection{}, Forged: new(uint64), Stopped: new(uint64),
+			Rejected: []status.Rejection{}, Forged: new(uint64), Stopped: new(uint64),
 		}},
 	}
 }
@@ -68,7 +69,7 @@ all is well
 // A filter that is switched off is shown and is no fault.
 func TestStatusWithoutSourceFilter(t *testing.T) {
 	rep := wellReport()
-	rep.Filter = filterReport{State: filterOff}
+	rep.Filter = status.Filter{State: status.FilterOff}
 	got := reporttest.Run(t, statusCommand(), rep)
 	if got.Code != 0 || !strings.Contains(got.Stdout, "source filter off\n") || !strings.Contains(got.Stdout, "all is well") {
 		t.Errorf("code %d\n%s", got.Code, got.Stdout)
@@ -100,20 +101,20 @@ func TestStatusNamesDisputedEndpoints(t *testing.T) {
 func TestStatusSaysWhatIsWrong(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		spoil func(*agentReport)
+		spoil func(*status.Agent)
 		want  []string // what is wrong, a line each
 		shown string   // something in a table
 	}{
 		{
 			"a peer without a session comes first",
-			func(rep *agentReport) { rep.Remotes[0].Peers[0].Health = peers.HealthDown },
+			func(rep *status.Agent) { rep.Remotes[0].Peers[0].Health = string(peers.HealthDown) },
 			[]string{"remote gcp: no session with 1 of 2 peers: gcp-2"},
 			"POD CIDRS\ngcp     gcp-2  10.66.0.5:51820  down ",
 		},
 		{
 			"forwarding is off",
-			func(rep *agentReport) {
-				rep.Forwarding = forwardingReport{
+			func(rep *status.Agent) {
+				rep.Forwarding = status.Forwarding{
 					Known: true, Off: []string{"net.ipv4.ip_forward=0"}, Denying: []string{"nft chain ip filter FORWARD"},
 					Conditional: []string{"nft chain inet firewalld filter_FORWARD"},
 				}
@@ -126,43 +127,43 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"a peer that answers no more",
-			func(rep *agentReport) {
+			func(rep *status.Agent) {
 				peer := &rep.Remotes[0].Peers[0]
-				peer.Health, peer.Path.State, peer.Path.Sign = peers.HealthDown, peers.PathDown, peers.SignNoAnswer
+				peer.Health, peer.Path.State, peer.Path.Sign = string(peers.HealthDown), string(peers.PathDown), string(peers.SignNoAnswer)
 			},
 			[]string{"remote gcp: no more answers from 1 of 2 peers: gcp-2"},
 			"no_answer",
 		},
 		{
 			"a path that carries packets one way",
-			func(rep *agentReport) {
+			func(rep *status.Agent) {
 				peer := &rep.Remotes[0].Peers[0]
-				peer.Health, peer.Path.State, peer.Path.Sign = peers.HealthDown, peers.PathDown, peers.SignOneWay
+				peer.Health, peer.Path.State, peer.Path.Sign = string(peers.HealthDown), string(peers.PathDown), string(peers.SignOneWay)
 			},
 			[]string{"remote gcp: packets arrive from but do not reach (one way) 1 of 2 peers: gcp-2"},
 			"one_way",
 		},
 		{
 			"a path that carries small packets",
-			func(rep *agentReport) { rep.Remotes[0].Peers[1].Path.SmallOnly = true },
+			func(rep *status.Agent) { rep.Remotes[0].Peers[1].Path.SmallOnly = true },
 			[]string{"remote gcp: only small packets reach 1 of 2 peers: gcp-1"},
 			"gcp-1",
 		},
 		{
 			"a peer that no node is known for",
-			func(rep *agentReport) {
-				rep.Remotes[0].Peers[0].Node, rep.Remotes[0].Peers[0].Health = "", peers.HealthDown
+			func(rep *status.Agent) {
+				rep.Remotes[0].Peers[0].Node, rep.Remotes[0].Peers[0].Health = "", string(peers.HealthDown)
 			},
 			[]string{"remote gcp: no session with 1 of 2 peers: key two"},
 			"key two",
 		},
 		{
 			"a node that is rejected",
-			func(rep *agentReport) {
-				rep.Remotes[0].Rejected = []peers.Rejection{
-					{Node: "gcp-3", Reason: peers.ReasonEndpoint, Detail: `endpoint "127.0.0.1:1": expected more`},
-					{Node: "gcp-4", Reason: peers.ReasonPodCIDR, Detail: "outside", Partial: true},
-					{Node: "gcp-4", Reason: peers.ReasonDuplicatePrefix, Detail: "taken", Partial: true},
+			func(rep *status.Agent) {
+				rep.Remotes[0].Rejected = []status.Rejection{
+					{Node: "gcp-3", Reason: string(peers.ReasonEndpoint), Detail: `endpoint "127.0.0.1:1": expected more`},
+					{Node: "gcp-4", Reason: string(peers.ReasonPodCIDR), Detail: "outside", Partial: true},
+					{Node: "gcp-4", Reason: string(peers.ReasonDuplicatePrefix), Detail: "taken", Partial: true},
 				}
 			},
 			[]string{"remote gcp: rejected, in whole or in part: gcp-3, gcp-4"},
@@ -171,27 +172,27 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"what a node says can't change the screen",
-			func(rep *agentReport) {
-				rep.Remotes[0].Rejected = []peers.Rejection{{Node: "gcp\x1b[2J", Reason: peers.ReasonEndpoint, Detail: "a\rb\nall is well\u202e"}}
+			func(rep *status.Agent) {
+				rep.Remotes[0].Rejected = []status.Rejection{{Node: "gcp\x1b[2J", Reason: string(peers.ReasonEndpoint), Detail: "a\rb\nall is well\u202e"}}
 			},
 			[]string{`remote gcp: rejected, in whole or in part: gcp\x1b[2J`},
 			`a\rb; all is well\u202e`,
 		},
 		{
 			"an API server that does not answer",
-			func(rep *agentReport) { rep.Remotes[0].API.Error = "api.gcp:6443: connection refused" },
+			func(rep *status.Agent) { rep.Remotes[0].API.Error = "api.gcp:6443: connection refused" },
 			[]string{"remote gcp: API server: api.gcp:6443: connection refused"}, "",
 		},
 		{
 			"peers from disk",
-			func(rep *agentReport) {
-				rep.Remotes[0].API, rep.Remotes[0].Source = apiReport{}, peers.SourceDisk
+			func(rep *status.Agent) {
+				rep.Remotes[0].API, rep.Remotes[0].Source = status.Connection{}, string(peers.SourceDisk)
 			},
 			[]string{"remote gcp: its nodes have not been read since start"}, "gcp     never    disk ",
 		},
 		{
 			"no device",
-			func(rep *agentReport) {
+			func(rep *status.Agent) {
 				rep.Remotes[0].Peers, rep.Remotes[0].Device.Backend = nil, ""
 				rep.Remotes[0].Device.Error = "no such device"
 			},
@@ -199,32 +200,32 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"a remote that is refused",
-			func(rep *agentReport) {
+			func(rep *status.Agent) {
 				rep.Remotes[0].Refused = "10.0.0.0/8 overlaps 10.2.1.0/24, the pods of this node"
-				rep.Remotes[0].Peers, rep.Remotes[0].API = nil, apiReport{}
+				rep.Remotes[0].Peers, rep.Remotes[0].API = nil, status.Connection{}
 			},
 			[]string{"remote gcp is refused: 10.0.0.0/8 overlaps 10.2.1.0/24, the pods of this node"}, "",
 		},
 		{
 			"systemd-networkd without the file for it",
-			func(rep *agentReport) { rep.Networkd = true },
+			func(rep *status.Agent) { rep.Networkd = true },
 			[]string{"systemd-networkd removes rules and routes of the agent when it starts: 10-semaphore.conf isn't in /etc/systemd/networkd.conf.d"}, "",
 		},
 		{
 			"an MTU that is too large",
-			func(rep *agentReport) {
+			func(rep *status.Agent) {
 				rep.Remotes[0].Device.LargestMTU, rep.Remotes[0].Device.NarrowestEndpoint = 1340, "10.66.0.4"
 			},
 			[]string{"remote gcp: an MTU of 1420 exceeds the path to 10.66.0.4, which fragments: 1340 fits"}, "",
 		},
 		{
 			"a remote without agents",
-			func(rep *agentReport) { rep.Remotes[0].Peers = nil },
+			func(rep *status.Agent) { rep.Remotes[0].Peers = nil },
 			[]string{"remote gcp: none of its nodes is a peer"}, "",
 		},
 		{
 			"loops that fail, and a node that is not published",
-			func(rep *agentReport) {
+			func(rep *status.Agent) {
 				rep.Published, rep.Failing = false, map[string]string{"routes": "foreign route\nand another", "publish": "forbidden"}
 			},
 			[]string{
@@ -234,8 +235,8 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"a source filter that can't be installed",
-			func(rep *agentReport) {
-				rep.Filter = filterReport{State: filterNotEnforced, Error: "no nf_tables"}
+			func(rep *status.Agent) {
+				rep.Filter = status.Filter{State: status.FilterNotEnforced, Error: "no nf_tables"}
 				rep.Failing = map[string]string{"source filter": "no nf_tables"}
 				rep.Remotes[0].Forged = nil
 			},
@@ -244,9 +245,9 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"an exit filter that can't be installed",
-			func(rep *agentReport) {
-				rep.Exit = filterReport{State: filterNotEnforced, Error: "no nf_tables"}
-				rep.Remotes[0].Rules = []ruleReport{{Rule: "10: from all iif cni0 lookup 11 (default via 192.0.2.1 dev eth0)"}}
+			func(rep *status.Agent) {
+				rep.Exit = status.Filter{State: status.FilterNotEnforced, Error: "no nf_tables"}
+				rep.Remotes[0].Rules = []status.ForeignRule{{Rule: "10: from all iif cni0 lookup 11 (default via 192.0.2.1 dev eth0)"}}
 			},
 			[]string{
 				"packets to remote pods that another program leads past the tunnel are not dropped: only routes and policy rules keep them from leaving in plaintext",
@@ -255,15 +256,15 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"foreign policy rules that come first",
-			func(rep *agentReport) {
-				rep.Remotes[0].Rules = []ruleReport{{Rule: "10: from all iif cni0 lookup 11"}, {Rule: "111: from 10.2.1.5 lookup 11"}, {Rule: "9: from all fwmark 0x200 lookup 7", Marked: true}}
+			func(rep *status.Agent) {
+				rep.Remotes[0].Rules = []status.ForeignRule{{Rule: "10: from all iif cni0 lookup 11"}, {Rule: "111: from 10.2.1.5 lookup 11"}, {Rule: "9: from all fwmark 0x200 lookup 7", Marked: true}}
 			},
 			[]string{"remote gcp: policy rules of another program come first and lead packets to its pods past the tunnel, where they are dropped: 10: from all iif cni0 lookup 11, 111: from 10.2.1.5 lookup 11"},
 			"remote gcp: policy rules of another program come first for packets with a firewall mark, which then are dropped: 9: from all fwmark 0x200 lookup 7\n",
 		},
 		{
 			"packets that the exit filter has just dropped",
-			func(rep *agentReport) {
+			func(rep *status.Agent) {
 				n, at := uint64(9), reporttest.Now.Add(-time.Minute)
 				rep.Remotes[0].Stopped, rep.Remotes[0].LastStopped, rep.Remotes[0].Stopping = &n, &at, true
 			},
@@ -272,7 +273,9 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"a source filter that can't be read",
-			func(rep *agentReport) { rep.Filter = filterReport{State: filterUnknown, Error: "not permitted"} },
+			func(rep *status.Agent) {
+				rep.Filter = status.Filter{State: status.FilterUnknown, Error: "not permitted"}
+			},
 			[]string{"source filter: not permitted"}, "",
 		},
 	} {
@@ -281,7 +284,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 			c.spoil(&rep)
 			reporttest.Finds(t, statusCommand(), rep, c.want, c.shown)
 			asJSON := reporttest.Run(t, statusCommand(), rep, "-o", "json")
-			var again agentReport
+			var again status.Agent
 			if err := json.Unmarshal([]byte(asJSON.Stdout), &again); err != nil {
 				t.Fatal(err)
 			}
@@ -299,22 +302,22 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 func TestStatusSaysWhatIsNotKnown(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		spoil func(*agentReport)
+		spoil func(*status.Agent)
 		want  string
 	}{
 		{
 			"a peer without a session yet",
-			func(rep *agentReport) { rep.Remotes[0].Peers[1].Health = peers.HealthConnecting },
+			func(rep *status.Agent) { rep.Remotes[0].Peers[1].Health = string(peers.HealthConnecting) },
 			"remote gcp: no session yet with 1 of 2 peers: gcp-1",
 		},
 		{
 			"a silent peer",
-			func(rep *agentReport) { rep.Remotes[0].Peers[1].Health = peers.HealthSilent },
+			func(rep *status.Agent) { rep.Remotes[0].Peers[1].Health = string(peers.HealthSilent) },
 			"remote gcp: nothing received lately from 1 of 2 peers: gcp-1",
 		},
 		{
 			"an API server without recent contact",
-			func(rep *agentReport) {
+			func(rep *status.Agent) {
 				at := reporttest.Now.Add(-3 * time.Minute)
 				rep.Remotes[0].API.LastContact = &at
 			},
@@ -322,17 +325,17 @@ func TestStatusSaysWhatIsNotKnown(t *testing.T) {
 		},
 		{
 			"nodes read but not configured as peers yet",
-			func(rep *agentReport) { rep.Remotes[0].Source, rep.Remotes[0].Peers = peers.SourceNone, nil },
+			func(rep *status.Agent) { rep.Remotes[0].Source, rep.Remotes[0].Peers = string(peers.SourceNone), nil },
 			"remote gcp: its nodes are not configured as peers yet",
 		},
 		{
 			"loops without a completed pass",
-			func(rep *agentReport) { rep.Pending = []string{"routes", "device gcp"} },
+			func(rep *status.Agent) { rep.Pending = []string{"routes", "device gcp"} },
 			"not completed since start: routes, device gcp",
 		},
 		{
 			"unknown addresses of the local cluster",
-			func(rep *agentReport) { rep.Local = false },
+			func(rep *status.Agent) { rep.Local = false },
 			"addresses of this cluster not read yet: endpoints of remote nodes can't be checked against them",
 		},
 	} {

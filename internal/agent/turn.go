@@ -35,11 +35,6 @@ func describe(cfg *config.Wireguard) string {
 	return fmt.Sprintf("%s, version %s", name, process.Build())
 }
 
-// standbyReport is part of the report of an agent that stands by.
-type standbyReport struct {
-	Holder string `json:"holder,omitempty"` // describe of the active agent
-}
-
 // failingServers returns the errors of servers that should be listening.
 func (a *agent) failingServers() map[string]string {
 	if a.turn.StandsBy() {

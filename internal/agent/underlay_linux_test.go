@@ -14,6 +14,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
@@ -99,10 +100,10 @@ func TestDevicesFitTheUnderlay(t *testing.T) {
 		{1500, 1420, 1440, false}, {1400, 1320, 1340, true}, {9001, 8921, 8941, false}, {1300, 1280, 1240, true}, {1500, 1420, 1440, false},
 	} {
 		setMTU(c.underlay)
-		var devices []deviceReport
+		var devices []status.Device
 		polltest.Until(t, time.Minute, "the MTUs for the underlay's", func() bool {
 			devices = devices[:0]
-			rep := a.status().(agentReport)
+			rep := a.status().(status.Agent)
 			for i := range rep.Remotes {
 				devices = append(devices, rep.Remotes[i].Device)
 			}

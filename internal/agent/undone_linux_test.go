@@ -15,6 +15,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
@@ -69,7 +70,7 @@ func TestAnotherProgramUndoesRepairs(t *testing.T) {
 			var failing map[string]string
 			polltest.Until(t, 2*time.Minute, "the fault in the status", func() bool {
 				check(t, c.undo(t.Context()))
-				failing = a.status().(agentReport).Failing
+				failing = a.status().(status.Agent).Failing
 				return strings.Contains(failing[c.loop], "another program")
 			})
 			for loop, err := range failing {

@@ -16,6 +16,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 const (
@@ -24,20 +25,6 @@ const (
 	// trialTimeout bounds a request, trialWait how long a report waits for it.
 	trialTimeout, trialWait = 10 * time.Second, 2 * time.Second
 )
-
-// Trial is the result of a request with the credentials that are on disk. An open watch
-// shows only that those were valid when it was opened.
-type Trial struct {
-	// Asked is when the last completed request was sent; nil: none yet.
-	Asked *time.Time `json:"asked,omitempty"`
-	// Error is its error; empty: the remote has accepted the credentials.
-	Error string `json:"error,omitempty"`
-	// Waiting is when the running request was sent; nil: none runs.
-	Waiting *time.Time `json:"waiting,omitempty"`
-	// Issued and Expires are those of the token on disk; nil: not known.
-	Issued  *time.Time `json:"issued,omitempty"`
-	Expires *time.Time `json:"expires,omitempty"`
-}
 
 // Trials requests what a program reads from API servers, with the credentials on disk, over new
 // connections, when a report is requested.
@@ -54,7 +41,7 @@ type trial struct {
 	mu      sync.Mutex
 	began   time.Time
 	running chan struct{} // closed at the end of the running request; nil: none runs
-	last    Trial
+	last    status.Trial
 }
 
 // TrialConfig describes Trials.
@@ -112,8 +99,8 @@ func asker(c kube.ClientConfig, paths []string) func(context.Context) error {
 
 // Report returns the results by remote. It asks each remote that wasn't asked lately, and
 // waits at most 2 s; a later result is in the next report.
-func (t *Trials) Report() map[string]Trial {
-	all := make(map[string]Trial, len(t.remotes))
+func (t *Trials) Report() map[string]status.Trial {
+	all := make(map[string]status.Trial, len(t.remotes))
 	timer := time.NewTimer(trialWait)
 	defer timer.Stop()
 	var waiting []chan struct{}
@@ -138,13 +125,13 @@ func (t *Trials) Report() map[string]Trial {
 
 // Show adds the remotes to a page whose API server doesn't accept the credentials on disk,
 // unless it is known to fail, and tokens that should have been renewed.
-func Show(p *report.Page, all map[string]Trial, failing func(remote string) bool) {
+func Show(p *report.Page, all map[string]status.Trial, failing func(remote string) bool) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		t := all[name]
 		if t.Error != "" && !failing(name) {
 			p.Wrong("remote %s: a request with the credentials on disk: %s", name, t.Error)
 		}
-		if t.Overdue(p.Now) {
+		if overdue(&t, p.Now) {
 			p.Wrong("remote %s: its token on disk expires at %s and hasn't been renewed", name, t.Expires.UTC().Format(time.RFC3339))
 		}
 	}
@@ -154,9 +141,9 @@ func Show(p *report.Page, all map[string]Trial, failing func(remote string) bool
 // lifetime is no less.
 const soon = 7 * 24 * time.Hour
 
-// Overdue reports whether the token on disk should have been renewed: semaphore-tokens does
+// overdue reports whether the token on disk should have been renewed: semaphore-tokens does
 // that after a third of the lifetime.
-func (t *Trial) Overdue(now time.Time) bool {
+func overdue(t *status.Trial, now time.Time) bool {
 	if t.Expires == nil || t.Issued == nil {
 		return false
 	}
@@ -178,7 +165,7 @@ func (r *trial) start(now time.Time) chan struct{} {
 		err := r.ask(ctx)
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.last = Trial{Asked: &now}
+		r.last = status.Trial{Asked: &now}
 		if err != nil {
 			r.last.Error = printable.Error(err).Error()
 		}
@@ -189,7 +176,7 @@ func (r *trial) start(now time.Time) chan struct{} {
 }
 
 // result returns the last result, with the dates of the token on disk.
-func (r *trial) result() Trial {
+func (r *trial) result() status.Trial {
 	r.mu.Lock()
 	last := r.last
 	if began := r.began; r.running != nil {

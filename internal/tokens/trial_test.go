@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // TestTrials requests reports of a remote that changes its mind, and of one that doesn't
@@ -88,11 +89,11 @@ func TestOverdue(t *testing.T) {
 		{-300 * 24 * time.Hour, 60 * 24 * time.Hour, false}, {-354 * 24 * time.Hour, 6 * 24 * time.Hour, true}, {-time.Hour, -time.Minute, true},
 	} {
 		issued, expires := now.Add(tt.issued), now.Add(tt.expires)
-		if got := (&Trial{Issued: &issued, Expires: &expires}).Overdue(now); got != tt.want {
+		if got := overdue(&status.Trial{Issued: &issued, Expires: &expires}, now); got != tt.want {
 			t.Errorf("issued %s ago, expires in %s: %t", -tt.issued, tt.expires, got)
 		}
 	}
-	if (&Trial{}).Overdue(now) {
+	if overdue(&status.Trial{}, now) {
 		t.Error("a token without dates")
 	}
 }

@@ -15,23 +15,24 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect/inspecttest"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // patient is a survey to which tests add faults.
 type patient struct{ aws, gcp *inspect.Cluster }
 
-func (p *patient) agent(node int) *inspect.Agent { return p.aws.Agents[node].Value }
+func (p *patient) agent(node int) *status.Agent { return p.aws.Agents[node].Value }
 
-func (p *patient) remote(node int) *inspect.Remote { return &p.agent(node).Remotes[0] }
+func (p *patient) remote(node int) *status.Remote { return &p.agent(node).Remotes[0] }
 
 // path is the path from a node of aws to a node of gcp, back the reverse one.
-func (p *patient) path(node, peer int) *inspect.Peer { return &p.remote(node).Peers[peer] }
+func (p *patient) path(node, peer int) *status.Peer { return &p.remote(node).Peers[peer] }
 
-func (p *patient) back(node, peer int) *inspect.Peer {
+func (p *patient) back(node, peer int) *status.Peer {
 	return &p.gcp.Agents[peer].Value.Remotes[0].Peers[node]
 }
 
-func down(p *inspect.Peer, sign string, rx int64) {
+func down(p *status.Peer, sign string, rx int64) {
 	p.Path.State, p.Path.Sign, p.RxBytes, p.Health = "down", sign, rx, "down"
 }
 
@@ -138,7 +139,7 @@ func TestCauses(t *testing.T) {
 		"pod subnet configured wrong": {func(p *patient) {
 			for n := range 2 {
 				r := p.remote(n)
-				r.Peers, r.Rejected = r.Peers[:1], []inspect.Rejection{{Node: "gcp-2", Reason: "pod_cidr", Detail: "10.5.2.0/24 is outside"}}
+				r.Peers, r.Rejected = r.Peers[:1], []status.Rejection{{Node: "gcp-2", Reason: "pod_cidr", Detail: "10.5.2.0/24 is outside"}}
 				down(p.back(n, 1), "no_handshake", 0)
 			}
 		}, "pod-subnets-wrong", Scope{Cluster: "aws", Remote: "gcp", Peer: "gcp-2"}},
@@ -152,9 +153,7 @@ func TestCauses(t *testing.T) {
 		}, "subnets-overlap", Scope{Cluster: "aws", Remote: "gcp"}},
 		"overlapping subnets in a rollout, where the agent before goes on": {func(p *patient) {
 			next := inspecttest.Pair(2)[0].Agents[0]
-			next.Value.Standby = &struct {
-				Holder string `json:"holder"`
-			}{"the agent before"}
+			next.Value.Standby = &status.Standby{Holder: "the agent before"}
 			next.Value.Remotes[0].Refused, next.Value.Exit.State = "10.2.0.0/16 overlaps the pods of this node", "not enforced"
 			p.aws.Agents = append(p.aws.Agents, next)
 		}, "subnets-overlap", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
@@ -170,14 +169,14 @@ func TestCauses(t *testing.T) {
 			p.agent(0).Failing["publish"] = unpublished
 			for peer := range 2 {
 				r := &p.gcp.Agents[peer].Value.Remotes[0]
-				r.Peers, r.Rejected = r.Peers[1:], []inspect.Rejection{{Node: "aws-1", Reason: "public_key", Detail: "missing"}}
+				r.Peers, r.Rejected = r.Peers[1:], []status.Rejection{{Node: "aws-1", Reason: "public_key", Detail: "missing"}}
 				down(p.path(0, peer), "no_answer", 0)
 			}
 		}, "annotations-gone", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
 		"two nodes with one key": {func(p *patient) {
 			for n := range 2 {
 				r := p.remote(n)
-				r.Peers, r.Rejected = r.Peers[:1], []inspect.Rejection{{Node: "gcp-2", Reason: "duplicate_key", Detail: "gcp-1 has it"}}
+				r.Peers, r.Rejected = r.Peers[:1], []status.Rejection{{Node: "gcp-2", Reason: "duplicate_key", Detail: "gcp-1 has it"}}
 				down(p.back(n, 1), "no_handshake", 0)
 			}
 		}, "duplicate-key", Scope{Cluster: "aws", Remote: "gcp", Peer: "gcp-2"}},
@@ -201,12 +200,12 @@ func TestCauses(t *testing.T) {
 			p.agent(0).Failing["device gcp"] = "another program removes or changes them again and again: 6 repairs or more within 5m0s"
 		}, "repairs-undone", Scope{Cluster: "aws", Node: "aws-1"}},
 		"a foreign policy rule comes first": {func(p *patient) {
-			p.remote(0).Rules = []inspect.ForeignRule{{Rule: "10: from all iif cni0 lookup 11"}}
+			p.remote(0).Rules = []status.ForeignRule{{Rule: "10: from all iif cni0 lookup 11"}}
 		}, "foreign-rule", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
 		"packets with a mark are stopped": {func(p *patient) {
-			p.remote(0).Rules, p.remote(0).Stopping = []inspect.ForeignRule{{Rule: "10: from all fwmark 0x7 lookup 11", Marked: true}}, true
+			p.remote(0).Rules, p.remote(0).Stopping = []status.ForeignRule{{Rule: "10: from all fwmark 0x7 lookup 11", Marked: true}}, true
 		}, "foreign-rule", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
-		"packets are stopped for an unknown reason": {func(p *patient) { p.remote(0).Stopping, p.remote(0).Stopped = true, 9 },
+		"packets are stopped for an unknown reason": {func(p *patient) { p.remote(0).Stopping, p.remote(0).Stopped = true, new(uint64(9)) },
 			"foreign-rule", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
 		"the exit filter is missing": {func(p *patient) { p.agent(0).Exit.State = "not enforced" },
 			"agent-failing", Scope{Cluster: "aws", Node: "aws-1"}},
@@ -448,21 +447,21 @@ func TestCauses(t *testing.T) {
 			p.aws.Workloads.Value, p.aws.Mirrors = p.aws.Workloads.Value[:1], nil
 		}, "mirror-missing", Scope{Cluster: "aws"}},
 		"a token that was replaced while watches are open": {func(p *patient) {
-			p.agent(0).Credentials.Credentials = map[string]inspect.Trial{"gcp": {Asked: &inspecttest.Now, Error: "get version: Unauthorized"}}
+			p.agent(0).Credentials = map[string]status.Trial{"gcp": {Asked: &inspecttest.Now, Error: "get version: Unauthorized"}}
 		}, "token-refused", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
 		"rights of a remote's account that were removed while watches are open": {func(p *patient) {
-			p.agent(0).Credentials.Credentials = map[string]inspect.Trial{"gcp": {Asked: &inspecttest.Now, Error: "get /api/v1/nodes: Forbidden"}}
+			p.agent(0).Credentials = map[string]status.Trial{"gcp": {Asked: &inspecttest.Now, Error: "get /api/v1/nodes: Forbidden"}}
 		}, "rights-missing", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
 		"rights in the own cluster that were removed": {func(p *patient) {
-			p.agent(0).Credentials.Credentials = map[string]inspect.Trial{"aws": {Asked: &inspecttest.Now, Error: "get /api/v1/nodes: Forbidden"}}
+			p.agent(0).Credentials = map[string]status.Trial{"aws": {Asked: &inspecttest.Now, Error: "get /api/v1/nodes: Forbidden"}}
 		}, "own-api-failing", Scope{Cluster: "aws", Node: "aws-1"}},
 		"rights in the own cluster that were removed, and annotations that are gone": {func(p *patient) {
-			p.agent(0).Credentials.Credentials = map[string]inspect.Trial{"aws": {Asked: &inspecttest.Now, Error: "get /api/v1/nodes: Forbidden"}}
+			p.agent(0).Credentials = map[string]status.Trial{"aws": {Asked: &inspecttest.Now, Error: "get /api/v1/nodes: Forbidden"}}
 			p.unpublish(0, "")
 			p.agent(0).Failing["publish"] = unpublished
 			for peer := range 2 {
 				r := &p.gcp.Agents[peer].Value.Remotes[0]
-				r.Peers, r.Rejected = r.Peers[1:], []inspect.Rejection{{Node: "aws-1", Reason: "public_key", Detail: "missing"}}
+				r.Peers, r.Rejected = r.Peers[1:], []status.Rejection{{Node: "aws-1", Reason: "public_key", Detail: "missing"}}
 				down(p.path(0, peer), "no_answer", 0)
 			}
 		}, "own-api-failing", Scope{Cluster: "aws", Node: "aws-1"}},
@@ -471,7 +470,7 @@ func TestCauses(t *testing.T) {
 		}, "program-not-ready", Scope{Cluster: "aws"}},
 		"a token that isn't renewed": {func(p *patient) {
 			issued, expires := inspecttest.Now.Add(-23*time.Hour), inspecttest.Now.Add(time.Hour)
-			p.agent(0).Credentials.Credentials = map[string]inspect.Trial{"gcp": {Asked: &inspecttest.Now, Issued: &issued, Expires: &expires}}
+			p.agent(0).Credentials = map[string]status.Trial{"gcp": {Asked: &inspecttest.Now, Issued: &issued, Expires: &expires}}
 		}, "token-expiring", Scope{Cluster: "aws", Node: "aws-1", Remote: "gcp"}},
 		"two independent causes": {func(p *patient) {
 			down(p.path(0, 0), "one_way", 9)
@@ -523,13 +522,11 @@ func TestUnknownIsNotWell(t *testing.T) {
 			p.remote(0).API.LastContact = &ago
 		},
 		"a request without a response": func(p *patient) {
-			p.agent(0).Credentials.Credentials = map[string]inspect.Trial{"gcp": {Waiting: &inspecttest.Now}}
+			p.agent(0).Credentials = map[string]status.Trial{"gcp": {Waiting: &inspecttest.Now}}
 		},
 		"an agent that has read nothing yet": func(p *patient) { p.remote(0).API.Synced = false },
 		"an agent on standby without another": func(p *patient) {
-			p.agent(0).Standby = &struct {
-				Holder string `json:"holder"`
-			}{}
+			p.agent(0).Standby = &status.Standby{}
 		},
 		"a policy controller that doesn't lead": func(p *patient) {
 			p.policy().Leading = false

@@ -22,9 +22,9 @@ func foreignRuleRule() Rule {
 					switch {
 					case len(taking) > 0:
 						found(Finding{scope, fmt.Sprintf("on %s a policy rule of another program leads packets to pods of %s past the tunnel", a.Pod.Node, r.Name), taking})
-					case r.Stopping:
+					case r.Stopping && r.Stopped != nil:
 						found(Finding{scope, fmt.Sprintf("%s drops packets to pods of %s that would leave in plaintext", a.Pod.Node, r.Name),
-							[]Evidence{{fmt.Sprintf("%d packets since the filter was installed", r.Stopped), statusOf(a)}}})
+							[]Evidence{{fmt.Sprintf("%d packets since the filter was installed", *r.Stopped), statusOf(a)}}})
 					}
 				}
 			}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // Facts is the input of the rules.
@@ -46,7 +47,7 @@ type site struct {
 	// all are the cluster's nodes. If they can't be read, they are those that agents of other
 	// clusters have as peers.
 	all    []inspect.Node
-	acting map[string]*inspect.Agent
+	acting map[string]*status.Agent
 	status map[string]string // commands that show the agents' reports
 	nodes  map[string]*inspect.Node
 	number map[string]int // of nodes
@@ -103,7 +104,7 @@ func (f *Facts) nodes(c *inspect.Cluster) []inspect.Node {
 // status is the command that shows the report of a node's agent.
 func (f *Facts) status(c *inspect.Cluster, node string) string { return f.site(c).status[node] }
 
-func statusOf(a *inspect.Reported[inspect.Agent]) string {
+func statusOf(a *inspect.Reported[status.Agent]) string {
 	return strings.TrimSuffix(a.Source, " -o json")
 }
 
@@ -121,8 +122,8 @@ func reports[R any](f *Facts, of func(*inspect.Cluster) []inspect.Reported[R]) i
 	}
 }
 
-func (f *Facts) agents() iter.Seq2[*inspect.Cluster, *inspect.Reported[inspect.Agent]] {
-	return reports(f, func(c *inspect.Cluster) []inspect.Reported[inspect.Agent] { return c.Agents })
+func (f *Facts) agents() iter.Seq2[*inspect.Cluster, *inspect.Reported[status.Agent]] {
+	return reports(f, func(c *inspect.Cluster) []inspect.Reported[status.Agent] { return c.Agents })
 }
 
 func (f *Facts) mirrors() iter.Seq2[*inspect.Cluster, *inspect.Reported[inspect.Mirror]] {
@@ -141,9 +142,9 @@ type Pair struct {
 	first    bool          // it is the first pair of its source node
 	// agent is that of the source node; nil: no report. remote and peer are its view of the
 	// other cluster and node.
-	agent  *inspect.Agent
-	remote *inspect.Remote
-	peer   *inspect.Peer
+	agent  *status.Agent
+	remote *status.Remote
+	peer   *status.Peer
 	source string // of these
 	turn   int    // index of the reverse pair
 }
@@ -187,7 +188,7 @@ func (f *Facts) makePairs() {
 			for i := range sources {
 				name := sources[i].Name
 				p := Pair{from: from, to: to, agent: f.site(from).acting[name], source: f.status(from, name)}
-				peers := map[string]*inspect.Peer{}
+				peers := map[string]*status.Peer{}
 				if p.agent != nil {
 					p.remote = p.agent.Remote(to.Name)
 				}
@@ -280,8 +281,8 @@ func annotationName(cluster, what string) string {
 type view struct {
 	Scope
 	cluster *inspect.Cluster
-	agent   *inspect.Agent
-	remote  *inspect.Remote
+	agent   *status.Agent
+	remote  *status.Remote
 	source  string
 	// failing are the failures of the agent that concern this remote, inTheWay the failure
 	// caused by a foreign route.
@@ -374,16 +375,16 @@ func (f *Facts) connections() iter.Seq[connection] {
 // trial is the result of a program's request with the credentials on disk.
 type trial struct {
 	Scope
-	inspect.Trial
+	status.Trial
 	cluster         *inspect.Cluster
 	program, source string
 }
 
 func (f *Facts) trials() iter.Seq[trial] {
 	return func(yield func(trial) bool) {
-		all := func(c *inspect.Cluster, node, program, source string, of inspect.Credentials) bool {
-			for _, name := range slices.Sorted(maps.Keys(of.Credentials)) {
-				if f.done() || !yield(trial{Scope{Cluster: c.Name, Node: node, Remote: name}, of.Credentials[name], c, program, source}) {
+		all := func(c *inspect.Cluster, node, program, source string, of map[string]status.Trial) bool {
+			for _, name := range slices.Sorted(maps.Keys(of)) {
+				if f.done() || !yield(trial{Scope{Cluster: c.Name, Node: node, Remote: name}, of[name], c, program, source}) {
 					return false
 				}
 			}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // maxReport bounds a report, in bytes; that of an agent with 10,000 peers has 5 MB.
@@ -34,7 +35,7 @@ func (t *collector) ask(ctx context.Context) {
 	for i := range t.Pods.Value {
 		switch pod := t.Pods.Value[i]; pod.Program {
 		case agent.name:
-			t.Agents = append(t.Agents, Reported[Agent]{Pod: pod})
+			t.Agents = append(t.Agents, Reported[status.Agent]{Pod: pod})
 		case mirror.name:
 			t.Mirrors = append(t.Mirrors, Reported[Mirror]{Pod: pod})
 		case policy.name:

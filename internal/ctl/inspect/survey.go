@@ -15,6 +15,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/coredns"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // Fact is a value that was read, or the error.
@@ -55,7 +56,7 @@ type Cluster struct {
 	// Settings is the ConfigMap of our programs; nil: there is none.
 	Settings Fact[map[string]string]
 
-	Agents   []Reported[Agent]
+	Agents   []Reported[status.Agent]
 	Mirrors  []Reported[Mirror]
 	Policies []Reported[Policy]
 }
@@ -101,8 +102,8 @@ type Reported[R any] struct {
 
 // Acting returns the reports of active agents, by their pods' nodes. Of two agents on a node
 // the one on standby is dropped.
-func (c *Cluster) Acting() map[string]*Agent {
-	acting := map[string]*Agent{}
+func (c *Cluster) Acting() map[string]*status.Agent {
+	acting := map[string]*status.Agent{}
 	for i := range c.Agents {
 		if a := &c.Agents[i]; a.Known() && (acting[a.Pod.Node] == nil || a.Value.Standby == nil) {
 			acting[a.Pod.Node] = a.Value

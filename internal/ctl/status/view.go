@@ -13,6 +13,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // View is the view of several clusters.
@@ -216,7 +217,7 @@ func (v *View) mesh(from, to *inspect.Cluster) Mesh {
 	backends, agents := map[string]bool{}, from.Acting()
 	var down, small, unknown []string
 	for _, row := range m.Rows {
-		var remote *inspect.Remote
+		var remote *status.Remote
 		why := ""
 		if agent := agents[row]; agent == nil {
 			why = "no agent answers on " + row
@@ -277,17 +278,17 @@ func (v *View) mesh(from, to *inspect.Cluster) Mesh {
 
 // peers is an agent's report about the nodes of a remote, by node.
 type peers struct {
-	remote   *inspect.Remote
-	peers    map[string]*inspect.Peer
-	rejected map[string]*inspect.Rejection
+	remote   *status.Remote
+	peers    map[string]*status.Peer
+	rejected map[string]*status.Rejection
 }
 
 // index indexes an agent's report about a remote; nil without one.
-func index(remote *inspect.Remote) *peers {
+func index(remote *status.Remote) *peers {
 	if remote == nil {
 		return nil
 	}
-	known := &peers{remote, map[string]*inspect.Peer{}, map[string]*inspect.Rejection{}}
+	known := &peers{remote, map[string]*status.Peer{}, map[string]*status.Rejection{}}
 	for i := range remote.Peers {
 		if p := &remote.Peers[i]; known.peers[p.Node] == nil {
 			known.peers[p.Node] = p

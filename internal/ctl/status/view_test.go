@@ -18,12 +18,13 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect/inspecttest"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 var now = inspecttest.Now
 
 func TestView(t *testing.T) {
-	path := func(c *inspect.Cluster) *inspect.Peer { return &c.Agents[0].Value.Remotes[0].Peers[0] }
+	path := func(c *inspect.Cluster) *status.Peer { return &c.Agents[0].Value.Remotes[0].Peers[0] }
 	for name, tt := range map[string]struct {
 		change         func(aws, gcp *inspect.Cluster)
 		wrong, unknown []string
@@ -118,7 +119,7 @@ func TestView(t *testing.T) {
 		"a node that is rejected": {
 			change: func(aws, _ *inspect.Cluster) {
 				r := &aws.Agents[0].Value.Remotes[0]
-				r.Peers, r.Rejected = r.Peers[1:], []inspect.Rejection{{Node: "gcp-1", Reason: "public_key", Detail: "missing"}}
+				r.Peers, r.Rejected = r.Peers[1:], []status.Rejection{{Node: "gcp-1", Reason: "public_key", Detail: "missing"}}
 			},
 			wrong: []string{"aws to gcp: 1 of 4 paths is down: aws-1 to gcp-1"},
 		},
@@ -163,7 +164,7 @@ func TestText(t *testing.T) {
 
 // TestVerdict is one line; links lead from it to the faults, and from these to the paths.
 func TestVerdict(t *testing.T) {
-	path := func(c *inspect.Cluster, node int) *inspect.Path { return c.Agents[0].Value.Remotes[0].Peers[node].Path }
+	path := func(c *inspect.Cluster, node int) *status.Path { return c.Agents[0].Value.Remotes[0].Peers[node].Path }
 	for name, tt := range map[string]struct {
 		change      func(aws, gcp *inspect.Cluster)
 		state, line string
@@ -274,15 +275,15 @@ func TestWorkIsBounded(t *testing.T) {
 	for i := range columns {
 		aws.Nodes.Value = append(aws.Nodes.Value, inspect.Node{Name: fmt.Sprintf("node-%05d", i)})
 	}
-	report := &inspect.Agent{Remotes: []inspect.Remote{{Name: "aws"}}}
+	report := &status.Agent{Remotes: []status.Remote{{Name: "aws"}}}
 	for i := range peers {
-		report.Remotes[0].Peers = append(report.Remotes[0].Peers, inspect.Peer{Node: fmt.Sprintf("node-%05d", columns+i)})
-		report.Remotes[0].Rejected = append(report.Remotes[0].Rejected, inspect.Rejection{Node: fmt.Sprintf("node-%05d", columns+i)})
+		report.Remotes[0].Peers = append(report.Remotes[0].Peers, status.Peer{Node: fmt.Sprintf("node-%05d", columns+i)})
+		report.Remotes[0].Rejected = append(report.Remotes[0].Rejected, status.Rejection{Node: fmt.Sprintf("node-%05d", columns+i)})
 	}
 	for i := range rows {
 		name := fmt.Sprint("gcp-", i)
 		gcp.Nodes.Value = append(gcp.Nodes.Value, inspect.Node{Name: name})
-		gcp.Agents = append(gcp.Agents, inspect.Reported[inspect.Agent]{Pod: inspect.Pod{Node: name}, Fact: inspect.Fact[*inspect.Agent]{Value: report}})
+		gcp.Agents = append(gcp.Agents, inspect.Reported[status.Agent]{Pod: inspect.Pod{Node: name}, Fact: inspect.Fact[*status.Agent]{Value: report}})
 	}
 	seen := make(chan *View, 1)
 	go func() { seen <- Of(now, []*inspect.Cluster{aws, gcp}) }()

@@ -1,0 +1,205 @@
+// Package status has the types of the programs' reports, which /status serves as JSON and
+// semaphorectl reads. Fields that an older program doesn't report stay zero. A report holds
+// nothing secret.
+package status
+
+import "time"
+
+// Agent is the report of semaphore-wireguard.
+type Agent struct {
+	Version   string            `json:"version"`
+	Cluster   string            `json:"cluster"`
+	Node      string            `json:"node"`
+	Published bool              `json:"published"`      // this node has all annotations of the agent
+	Local     bool              `json:"localKnown"`     // the addresses of this cluster have been read
+	Pods      *Pods             `json:"pods,omitempty"` // nil: an older agent
+	Failing   map[string]string `json:"failing,omitempty"`
+	Pending   []string          `json:"pending,omitempty"` // loops without a completed pass since start
+	// Standby names the active agent; nil: this one is active.
+	Standby *Standby `json:"standby,omitempty"`
+	Filter  Filter   `json:"sourceFilter"`
+	// Forwarding is not known while the agent stands by.
+	Forwarding Forwarding `json:"forwarding"`
+	Exit       Filter     `json:"exitFilter"`
+	Removed    *Removed   `json:"removedSubnets,omitempty"` // whose packets are refused for a time
+	// Unsourced are podCIDRs of this node in which the host has no address, so that
+	// responses of remote pods to the host itself get lost.
+	Unsourced string `json:"podCIDRsWithoutHostAddress,omitempty"`
+	// Networkd is set when systemd-networkd removes our rules and routes.
+	Networkd    bool             `json:"networkdRemovesRoutes,omitempty"`
+	Remotes     []Remote         `json:"remotes"`
+	Credentials map[string]Trial `json:"credentials,omitempty"` // by remote
+}
+
+// Remote returns the remote of a name, or nil.
+func (a *Agent) Remote(name string) *Remote {
+	for i := range a.Remotes {
+		if a.Remotes[i].Name == name {
+			return &a.Remotes[i]
+		}
+	}
+	return nil
+}
+
+// Trial is the result of a request to a remote with the credentials that are on disk. An open
+// watch shows only that those were valid when it was opened.
+type Trial struct {
+	// Asked is when the last completed request was sent; nil: none yet.
+	Asked *time.Time `json:"asked,omitempty"`
+	// Error is its error; empty: the remote has accepted the credentials.
+	Error string `json:"error,omitempty"`
+	// Waiting is when the running request was sent; nil: none runs.
+	Waiting *time.Time `json:"waiting,omitempty"`
+	// Issued and Expires are those of the token on disk; nil: not known.
+	Issued  *time.Time `json:"issued,omitempty"`
+	Expires *time.Time `json:"expires,omitempty"`
+}
+
+// Pods describes the pod prefixes of a node.
+type Pods struct {
+	Source string `json:"source"` // empty: not decided yet
+	Why    string `json:"why"`
+	Known  bool   `json:"known"`
+	Count  int    `json:"count"`
+	// Prefixes are the first ones.
+	Prefixes []string `json:"prefixes,omitempty"`
+}
+
+// Standby is part of the report of an agent that stands by.
+type Standby struct {
+	Holder string `json:"holder,omitempty"` // the active agent
+}
+
+// Filter is the state of the source filter, which drops packets with a remote pod's source
+// address that did not arrive through the tunnel, or of the exit filter, which drops packets
+// to remote pods that would not leave through it.
+type Filter struct {
+	State string `json:"state"` // one of the constants
+	// Error is set when State is not enforced or unknown.
+	Error string `json:"error,omitempty"`
+}
+
+// The states of filters.
+const (
+	FilterEnforced    = "enforced"
+	FilterNotEnforced = "not enforced"
+	FilterOff         = "off" // by the configuration
+	FilterUnknown     = "unknown"
+)
+
+// Forwarding is whether the host forwards packets between its pods and the tunnels. Probes of
+// paths end at the host, and say nothing about it.
+type Forwarding struct {
+	Known bool `json:"known"` // read since start
+	// Off are settings by which it doesn't.
+	Off []string `json:"off,omitempty"`
+	// Denying are FORWARD chains that accept no packet, Conditional those that drop packets
+	// by default, whose rules have to accept those of pods.
+	Denying     []string `json:"chainsDenying,omitempty"`
+	Conditional []string `json:"chainsConditional,omitempty"`
+}
+
+// Removed are pod subnets that are no longer configured.
+type Removed struct {
+	PodSubnets []string  `json:"podSubnets"`
+	Until      time.Time `json:"until"`
+	// Stopped are packets to them that were dropped; nil: not known.
+	Stopped *uint64 `json:"stoppedPackets,omitempty"`
+}
+
+// Remote is a remote in the report of an agent.
+type Remote struct {
+	Name       string      `json:"name"`
+	PodSubnets []string    `json:"podSubnets"`
+	Refused    string      `json:"refused,omitempty"` // why nothing is set up for it
+	API        Connection  `json:"api"`
+	Device     Device      `json:"device"`
+	Source     string      `json:"source"` // of the peers, a peers.Source
+	Peers      []Peer      `json:"peers"`
+	Rejected   []Rejection `json:"rejected"`
+	Foreign    []string    `json:"foreignRoutes,omitempty"` // to its subnets or parts of them
+	Forged     *uint64     `json:"forgedPackets,omitempty"` // dropped by the source filter; nil: not known
+	// Rules are foreign policy rules that come first and lead its packets past the tunnel.
+	Rules []ForeignRule `json:"foreignRules,omitempty"`
+	// Stopped are packets to its pods that the exit filter dropped because they would have
+	// left in plaintext, the last of them at LastStopped; nil: not known, or not since start.
+	Stopped     *uint64    `json:"stoppedPackets,omitempty"`
+	LastStopped *time.Time `json:"lastStopped,omitempty"`
+	Stopping    bool       `json:"stopping,omitempty"` // LastStopped was recently
+}
+
+// Peer returns the peer of a node, or nil.
+func (r *Remote) Peer(node string) *Peer {
+	for i := range r.Peers {
+		if r.Peers[i].Node == node {
+			return &r.Peers[i]
+		}
+	}
+	return nil
+}
+
+// ForeignRule is a policy rule of another program.
+type ForeignRule struct {
+	Rule   string `json:"rule"`             // like in ip-rule(8), and its route
+	Marked bool   `json:"marked,omitempty"` // it selects packets by a firewall mark
+}
+
+// Connection is the state of the connection to an API server.
+type Connection struct {
+	Synced      bool       `json:"synced"` // at least once since start
+	LastContact *time.Time `json:"lastContact,omitempty"`
+	Error       string     `json:"error,omitempty"`
+}
+
+// Device is a WireGuard device of an agent.
+type Device struct {
+	Name       string `json:"name"`
+	Index      int    `json:"index,omitempty"`
+	Backend    string `json:"backend,omitempty"`
+	PublicKey  string `json:"publicKey"`
+	ListenPort int    `json:"listenPort"`
+	MTU        int    `json:"mtu"`
+	// LargestMTU is the largest MTU without fragmentation on the paths to all endpoints,
+	// of which that to NarrowestEndpoint is the smallest; 0: not known.
+	LargestMTU        int    `json:"largestMtu,omitempty"`
+	NarrowestEndpoint string `json:"narrowestEndpoint,omitempty"`
+	// Unprobed is why its peers can't be probed, so that a broken path is detected only
+	// after minutes.
+	Unprobed string `json:"unprobed,omitempty"`
+	Error    string `json:"error,omitempty"`
+}
+
+// Peer is a peer of a device.
+type Peer struct {
+	Node          string     `json:"node"` // empty for a peer without a known node
+	PublicKey     string     `json:"publicKey"`
+	Endpoint      string     `json:"endpoint"` // current, may have roamed; empty: not known
+	AllowedIPs    []string   `json:"allowedIPs"`
+	Health        string     `json:"health"`         // a peers.Health
+	Path          *Path      `json:"path,omitempty"` // nil: a peer without a known node, or an older agent
+	LastHandshake *time.Time `json:"lastHandshake,omitempty"`
+	LastHeard     *time.Time `json:"lastHeard,omitempty"` // nil: not since the agent's start
+	RxBytes       int64      `json:"rxBytes"`
+	TxBytes       int64      `json:"txBytes"`
+	// Disputed is the node of this cluster that claims the address of its endpoint after
+	// that was accepted.
+	Disputed string `json:"disputed,omitempty"`
+}
+
+// Path is the state of the path to a peer.
+type Path struct {
+	State     string    `json:"state"` // a peers.PathState
+	Since     time.Time `json:"since"`
+	Sign      string    `json:"sign"`                // a peers.Sign
+	Answers   bool      `json:"answers"`             // the peer answers probes
+	SmallOnly bool      `json:"smallOnly,omitempty"` // full-size packets get lost
+	RTT       float64   `json:"rtt,omitempty"`       // median round trip of the last probes in seconds; 0: not known
+}
+
+// Rejection is a node that isn't a peer, or part of whose annotations are rejected.
+type Rejection struct {
+	Node    string `json:"node"`
+	Reason  string `json:"reason"` // a peers.Reason
+	Detail  string `json:"detail"`
+	Partial bool   `json:"partial,omitempty"`
+}
