@@ -120,7 +120,7 @@ func (h *handovers) handOver(c *control.Conn, d *deviceState) (answer control.Me
 				return err
 			}
 			defer func() { _ = ours.Close() }()
-			answer, files, err = d.handoverState(theirs)
+			answer, files, err = handoverState(d, theirs)
 			if err == nil {
 				began <- nil
 				h.run(ctx, c, d, s, ours)
@@ -137,7 +137,7 @@ func (h *handovers) handOver(c *control.Conn, d *deviceState) (answer control.Me
 
 // handoverState returns the answer to [control.HandOver]: configuration, sockets and TUN of a
 // device, and an end of the pair. The caller has locked d.configuring.
-func (d *deviceState) handoverState(pair *os.File) (control.Message, control.Files, error) {
+func handoverState(d *deviceState, pair *os.File) (control.Message, control.Files, error) {
 	defer func() { _ = pair.Close() }()
 	files, port, err := d.duplicates()
 	if err != nil {

@@ -53,10 +53,10 @@ type supervisor struct {
 
 // newSupervisor returns a supervisor that runs until ctx ends.
 func newSupervisor(ctx context.Context, cfg Config) *supervisor {
-	sup := &supervisor{cfg: cfg, log: cfg.Logger, clients: make(map[*control.Conn]bool)}
-	sup.ctx, sup.end = context.WithCancel(ctx)
-	sup.devices = newDevices(sup.ctx, cfg.Logger, &sup.wg, sup.notifyDied)
-	sup.handovers = newHandovers(sup.ctx, sup.devices, sup.end)
+	ctx, end := context.WithCancel(ctx)
+	sup := &supervisor{cfg: cfg, log: cfg.Logger, ctx: ctx, end: end, clients: make(map[*control.Conn]bool)}
+	sup.devices = newDevices(ctx, cfg.Logger, &sup.wg, sup.notifyDied)
+	sup.handovers = newHandovers(ctx, sup.devices, end)
 	return sup
 }
 
@@ -70,7 +70,7 @@ func run(ctx context.Context, cfg Config) (takenOver bool, err error) {
 		sup.log.Info("removed incomplete sockets of an earlier process", "files", removed, "err", err)
 	}
 	sup.wg.Go(sup.superviseServer)
-	sup.wg.Go(func() { sup.devices.monitor(sup.ensureControlSocket) })
+	sup.wg.Go(func() { sup.devices.monitor(sup.ensureControlSocket) }) //nolint:contextcheck // It ends with the engine.
 	listener, err := sup.takeOverOrListen(ctx)
 	if err == nil {
 		sup.log.Info("starting", "version", cfg.Build, "socket", control.Path)
