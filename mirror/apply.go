@@ -21,6 +21,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 const (
@@ -394,7 +395,7 @@ func (a *applier) withdrawEndpoints(ctx context.Context, have *ObservedEndpoints
 }
 
 // warn creates Events about a service of ours, and joins the errors.
-func (a *applier) warn(ctx context.Context, overridden []keep.Override, have *Observed, want *Service) error {
+func (a *applier) warn(ctx context.Context, overridden []status.Override, have *Observed, want *Service) error {
 	if _, is := importKey(want.Name); is {
 		return nil // conditions of exports and imports say it
 	}
@@ -436,7 +437,7 @@ func (a *applier) warn(ctx context.Context, overridden []keep.Override, have *Ob
 }
 
 // overrides returns a text with all objects.
-func overrides(all []keep.Override) string {
+func overrides(all []status.Override) string {
 	text := make([]string, 0, len(all))
 	for i := range all {
 		text = append(text, all[i].String())

@@ -197,7 +197,7 @@ func (b *builder) imported(w *Service) {
 			w.Conflicts = append(w.Conflicts, Conflict{d.Cluster, d.What})
 		}
 		w.conflict = conflict
-		w.Imported.Status = status(merged.Exports)
+		w.Imported.Status = exportedBy(merged.Exports)
 	}
 	// Endpoints near by are preferred where the first export asks for it.
 	w.LocalFirst = merged.TrafficDistribution != "" || len(parts) > 0 && first(parts, merged.Exports).origin.LocalFirst
@@ -227,8 +227,8 @@ func first(parts []*part, exports []mcs.Incumbent) *part {
 	return parts[0]
 }
 
-// status returns the status of an import without its Ready condition.
-func status(exports []mcs.Incumbent) *v1beta1.ServiceImportStatus {
+// exportedBy returns the status of an import without its Ready condition.
+func exportedBy(exports []mcs.Incumbent) *v1beta1.ServiceImportStatus {
 	st := &v1beta1.ServiceImportStatus{EndpointSliceObjects: v1beta1.EndpointSliceObjectsPresent}
 	for _, i := range exports {
 		st.Clusters = append(st.Clusters, v1beta1.ClusterStatus{Cluster: i.Cluster})

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // maxListed is the maximum number of entries of each list in a Status.
@@ -81,7 +81,7 @@ type ServiceStatus struct {
 	Held   string              `json:"held,omitempty"`
 	// Overridden are objects of the service that others change again, each time they are
 	// written; known to the leader only.
-	Overridden []keep.Override `json:"overridden,omitempty"`
+	Overridden []status.Override `json:"overridden,omitempty"`
 	// RemovedAt is when the removal of the service is no longer held.
 	RemovedAt *time.Time `json:"removedAt,omitempty"`
 	Error     string     `json:"error,omitempty"`

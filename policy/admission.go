@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // Default bounds of a remote. Every set and address uses memory and time on each node of the
@@ -129,31 +131,20 @@ func (m *Members) judge(p *Pod) {
 // maxExamples is the maximum number of examples per reason.
 const maxExamples = 10
 
-// Skipped counts pods by the reason for which they are skipped.
-type Skipped map[Reason]*SkippedPods
-
-// SkippedPods are the pods that are skipped for one reason.
-type SkippedPods struct {
-	// Pods is their number.
-	Pods int `json:"pods"`
-	// Examples are the first ones by namespace/name.
-	Examples []string `json:"examples"`
-}
-
-// Skipped returns the pods that are in no set, or not with all of their addresses.
-func (m *Members) Skipped() Skipped {
-	all := Skipped{}
+// Skipped returns the pods that are in no set, or not with all of their addresses, by Reason.
+func (m *Members) Skipped() map[string]*status.SkippedPods {
+	all := map[string]*status.SkippedPods{}
 	for reason, pods := range m.skipped {
-		s := &SkippedPods{}
+		s := &status.SkippedPods{}
 		for p := range pods {
-			s.add(p)
+			skip(s, p)
 		}
-		all[reason] = s
+		all[string(reason)] = s
 	}
 	return all
 }
 
-func (s *SkippedPods) add(p *Pod) {
+func skip(s *status.SkippedPods, p *Pod) {
 	s.Pods++
 	at, found := slices.BinarySearchFunc(s.Examples, p, func(example string, p *Pod) int {
 		namespace, name, _ := strings.Cut(example, "/")

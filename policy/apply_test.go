@@ -591,7 +591,7 @@ func TestExistingSetsComeFirstWithinBounds(t *testing.T) {
 		if len(got) != 3 || got["gcp-ns-z"] != "10.4.0.26/32" {
 			t.Errorf("sets %v, want the existing one and two more", got)
 		}
-		skipped := r.Status().Remotes[0].Skipped[ReasonTooManySets]
+		skipped := r.Status().Remotes[0].Skipped[string(ReasonTooManySets)]
 		if skipped == nil || skipped.Pods != 23 || !strings.Contains(r.log.String(), "reason=too_many_sets") {
 			t.Errorf("skipped %v, log:\n%s", skipped, r.log)
 		}

@@ -56,7 +56,7 @@ func (m *Members) holdAll() map[Identity][]netip.Addr {
 func (m *Members) counts() map[Reason]int {
 	counts := map[Reason]int{}
 	for reason, pods := range m.Skipped() {
-		counts[reason] = pods.Pods
+		counts[Reason(reason)] = pods.Pods
 	}
 	return counts
 }

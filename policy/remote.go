@@ -352,7 +352,7 @@ func (r *remote) report(ctx context.Context, stale bool) {
 	for reason := range r.members.skipped {
 		if !r.reported[reason] && !reason.normal() {
 			r.reported[reason] = true
-			pods := r.members.Skipped()[reason]
+			pods := r.members.Skipped()[string(reason)]
 			r.log.WarnContext(ctx, "pods or some of their addresses are in no set", "reason", reason, "pods", pods.Pods, "examples", pods.Examples)
 		}
 	}

@@ -8,91 +8,45 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
-// Status is the status of the controller.
-type Status struct {
-	// CalicoAPI is the group and version in use; empty: not detected yet.
-	CalicoAPI string    `json:"calicoAPI"`
-	Sets      APIStatus `json:"localSets"`
-	// Unconfigured is the number of our sets by cluster that isn't configured. RemovedAt is
-	// when they are removed; those of other clusters stay.
-	Unconfigured map[string]int       `json:"unconfigured,omitempty"`
-	RemovedAt    map[string]time.Time `json:"removedAt,omitempty"`
-	Remotes      []RemoteStatus       `json:"remotes"`
-}
-
-// APIStatus is the status of the watch of one kind.
-type APIStatus struct {
-	// Synced: all objects have been listed at least once.
-	Synced      bool       `json:"synced"`
-	LastContact *time.Time `json:"lastContact,omitempty"`
-	Error       string     `json:"error,omitempty"`
-}
-
-// RemoteStatus is the status of one remote. Pending and Failing are known to the leader only.
-type RemoteStatus struct {
-	Name string    `json:"name"`
-	API  APIStatus `json:"api"`
-	// Stale: the sets are empty because of missing contact.
-	Stale bool `json:"stale"`
-	// Pods is the number of labelled pods.
-	Pods    int         `json:"pods"`
-	Sets    []SetStatus `json:"sets"`
-	Skipped Skipped     `json:"skipped,omitempty"`
-	// Pending is the number of waiting writes.
-	Pending int `json:"pending"`
-	// Failing are the errors of objects that can't be written, by name.
-	Failing map[string]string `json:"failing,omitempty"`
-	// Overridden are objects that others change again, each time they are written.
-	Overridden []keep.Override `json:"overridden,omitempty"`
-}
-
-// SetStatus is one object in the local cluster.
-type SetStatus struct {
-	Object    string `json:"object"`
-	Namespace string `json:"namespace"`
-	Name      string `json:"name"`
-	Addresses int    `json:"addresses"`
-}
-
-func apiStatus[T any](f *kube.Feed[T]) APIStatus {
-	status := APIStatus{Synced: f.Synced()}
+func apiStatus[T any](f *kube.Feed[T]) status.Connection {
+	st := status.Connection{Synced: f.Synced()}
 	if last := f.LastContact(); !last.IsZero() {
-		status.LastContact = &last
+		st.LastContact = &last
 	}
 	if err := errors.Join(f.Err(), f.OverQuota()); err != nil {
-		status.Error = err.Error()
+		st.Error = err.Error()
 	}
-	return status
+	return st
 }
 
 // Status returns the controller's status.
-func (c *Controller) Status() Status {
-	status := Status{CalicoAPI: c.Calico.API(), Sets: apiStatus(c.sets), Remotes: []RemoteStatus{}}
+func (c *Controller) Status() status.Policy {
+	st := status.Policy{CalicoAPI: c.Calico.API(), Sets: apiStatus(c.sets), Remotes: []status.PolicyRemote{}}
 	c.mu.Lock()
 	writer := c.writer
 	for cluster, s := range c.strays {
-		if status.Unconfigured == nil {
-			status.Unconfigured, status.RemovedAt = map[string]int{}, map[string]time.Time{}
+		if st.Unconfigured == nil {
+			st.Unconfigured, st.RemovedAt = map[string]int{}, map[string]time.Time{}
 		}
-		status.Unconfigured[cluster] = len(s.objects)
+		st.Unconfigured[cluster] = len(s.objects)
 		if c.removes(cluster) {
-			status.RemovedAt[cluster] = s.since.Add(c.grace(cluster))
+			st.RemovedAt[cluster] = s.since.Add(c.grace(cluster))
 		}
 	}
 	c.mu.Unlock()
 	for i := range c.Remotes {
-		status.Remotes = append(status.Remotes, c.remotes[c.Remotes[i].Rules.Cluster].status())
+		st.Remotes = append(st.Remotes, c.remotes[c.Remotes[i].Rules.Cluster].status())
 	}
 	if writer == nil {
-		return status
+		return st
 	}
 	pending, failing, overridden := writer.Backlog(), writer.Failing(), c.overridden()
-	for i := range status.Remotes {
-		r := &status.Remotes[i]
+	for i := range st.Remotes {
+		r := &st.Remotes[i]
 		r.Pending, r.Failing, r.Overridden = pending[r.Name], map[string]string{}, overridden[r.Name]
 		for id, err := range failing {
 			if id.Cluster == r.Name {
@@ -100,37 +54,37 @@ func (c *Controller) Status() Status {
 			}
 		}
 	}
-	return status
+	return st
 }
 
 // overridden returns the overridden objects by cluster.
-func (c *Controller) overridden() map[string][]keep.Override {
-	all := map[string][]keep.Override{}
+func (c *Controller) overridden() map[string][]status.Override {
+	all := map[string][]status.Override{}
 	for id, objects := range c.overrides().Open(time.Now()) {
 		all[id.Cluster] = append(all[id.Cluster], objects...)
 	}
 	for _, objects := range all {
-		slices.SortFunc(objects, func(a, b keep.Override) int { return cmp.Compare(a.Object, b.Object) })
+		slices.SortFunc(objects, func(a, b status.Override) int { return cmp.Compare(a.Object, b.Object) })
 	}
 	return all
 }
 
-func (r *remote) status() RemoteStatus {
+func (r *remote) status() status.PolicyRemote {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	status := RemoteStatus{
+	st := status.PolicyRemote{
 		Name: r.Rules.Cluster, API: apiStatus(r.pods), Stale: r.stale, Pods: r.members.pods,
-		Sets: []SetStatus{}, Skipped: r.members.Skipped(),
+		Sets: []status.NetworkSet{}, Skipped: r.members.Skipped(),
 	}
 	for id, names := range r.objects {
 		for name := range names {
 			if o := r.c.ledger.Get(name); o != nil {
-				status.Sets = append(status.Sets, SetStatus{Object: name, Namespace: id.Namespace, Name: id.Name, Addresses: len(o.Addrs)})
+				st.Sets = append(st.Sets, status.NetworkSet{Object: name, Namespace: id.Namespace, Name: id.Name, Addresses: len(o.Addrs)})
 			}
 		}
 	}
-	slices.SortFunc(status.Sets, func(a, b SetStatus) int { return cmp.Compare(a.Object, b.Object) })
-	return status
+	slices.SortFunc(st.Sets, func(a, b status.NetworkSet) int { return cmp.Compare(a.Object, b.Object) })
+	return st
 }
 
 // collector collects the current state.
@@ -172,12 +126,12 @@ func (m *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, value int, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value), labels...)
 	}
-	status := m.controller.Status()
-	for name, count := range status.Unconfigured {
+	st := m.controller.Status()
+	for name, count := range st.Unconfigured {
 		gauge(m.unconfigured, count, name)
 	}
-	for i := range status.Remotes {
-		r := &status.Remotes[i]
+	for i := range st.Remotes {
+		r := &st.Remotes[i]
 		nets, renamed := 0, 0
 		for _, set := range r.Sets {
 			nets += set.Addresses

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
@@ -20,25 +21,17 @@ type pools struct {
 	remotes []config.Remote
 
 	mu     sync.Mutex
-	report poolReport
-}
-
-// poolReport is the result of checking Calico's IP pools.
-type poolReport struct {
-	// Unknown is why the pools could not be read; empty: they were.
-	Unknown string `json:"unknown,omitempty"`
-	// Faults are by remote.
-	Faults map[string][]string `json:"faults,omitempty"`
+	report status.PoolFaults
 }
 
 func newPools(calico *policy.Calico, remotes []config.Remote) *pools {
-	return &pools{calico: calico, remotes: remotes, report: poolReport{Unknown: "not read since start"}}
+	return &pools{calico: calico, remotes: remotes, report: status.PoolFaults{Unknown: "not read since start"}}
 }
 
 // read reads the pools. Missing permission is no error, but leaves them unknown.
 func (p *pools) read(ctx context.Context) error {
 	found, err := p.calico.Pools(ctx)
-	report := poolReport{Faults: map[string][]string{}}
+	report := status.PoolFaults{Faults: map[string][]string{}}
 	if err != nil {
 		report.Unknown = err.Error()
 	} else {
@@ -57,7 +50,7 @@ func (p *pools) read(ctx context.Context) error {
 	return err
 }
 
-func (p *pools) status() poolReport {
+func (p *pools) status() status.PoolFaults {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.report

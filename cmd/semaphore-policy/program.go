@@ -16,7 +16,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/replica"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
@@ -145,26 +144,10 @@ func (p *program) tasks() []run.Task {
 	return append(tasks, p.replica)
 }
 
-// policyReport is what /status serves.
-type policyReport struct {
-	Version string `json:"version"`
-	Cluster string `json:"cluster"`
-	// Leading is set on the replica that writes, whose name is Leader.
-	Leading bool   `json:"leading"`
-	Leader  string `json:"leader,omitempty"`
-	// ElectionError is why the last request for the lease failed.
-	ElectionError string `json:"electionError,omitempty"`
-	// NotServed are the errors of addresses that are not listened on.
-	NotServed map[string]string `json:"notServed,omitempty"`
-	// Pools are Calico's IP pools, as far as remotes need them.
-	Pools poolReport `json:"ipPools"`
-	// Credentials are the results of requests with the credentials that are on disk.
-	Credentials map[string]status.Trial `json:"credentials,omitempty"`
-	policy.Status
-}
-
 func (p *program) status() any {
-	r := policyReport{Version: process.Build(), Cluster: p.localName(), Leading: p.replica.Leads(), Leader: p.replica.Leader(), NotServed: p.servers.Failing(), Pools: p.pools.status(), Status: p.controller.Status(), Credentials: p.trials.Report()}
+	r := p.controller.Status()
+	r.Version, r.Cluster, r.Leading, r.Leader = process.Build(), p.localName(), p.replica.Leads(), p.replica.Leader()
+	r.NotServed, r.Pools, r.Credentials = p.servers.Failing(), p.pools.status(), p.trials.Report()
 	if err := p.replica.Err(); err != nil {
 		r.ElectionError = err.Error()
 	}

@@ -9,17 +9,18 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
 // statusCommand is "semaphore-policy status".
-func statusCommand() report.Command[policyReport] {
-	return report.Command[policyReport]{Program: "semaphore-policy", Address: ":8081", Show: showReport}
+func statusCommand() report.Command[status.Policy] {
+	return report.Command[status.Policy]{Program: "semaphore-policy", Address: ":8081", Show: showReport}
 }
 
 // showReport shows remotes, their sets and skipped pods.
-func showReport(p *report.Page, rep *policyReport) {
+func showReport(p *report.Page, rep *status.Policy) {
 	p.Line("semaphore-policy %s", rep.Version)
 	p.Line("cluster %s, Calico's API %s", rep.Cluster, rep.CalicoAPI)
 	p.Replica(rep.Leading, rep.Leader, "failures", rep.ElectionError)
@@ -34,7 +35,7 @@ func showReport(p *report.Page, rep *policyReport) {
 	p.Failures(rep.NotServed)
 	p.Watch("network sets", rep.Sets.Synced, rep.Sets.LastContact, rep.Sets.Error)
 	tokens.Show(p, rep.Credentials, func(remote string) bool {
-		return slices.ContainsFunc(rep.Remotes, func(r policy.RemoteStatus) bool { return r.Name == remote && r.API.Error != "" })
+		return slices.ContainsFunc(rep.Remotes, func(r status.PolicyRemote) bool { return r.Name == remote && r.API.Error != "" })
 	})
 	if rep.Pools.Unknown != "" {
 		p.Line("Calico's IP pools for remote subnets: unknown: %s", rep.Pools.Unknown)
@@ -57,9 +58,9 @@ func showReport(p *report.Page, rep *policyReport) {
 		}
 		for _, reason := range slices.Sorted(maps.Keys(r.Skipped)) {
 			pods := r.Skipped[reason]
-			skipped.Row(r.Name, strconv.Itoa(pods.Pods), string(reason), strings.Join(pods.Examples, ", "))
+			skipped.Row(r.Name, strconv.Itoa(pods.Pods), reason, strings.Join(pods.Examples, ", "))
 			// Both are temporary: the pod is starting or ending.
-			if reason != policy.ReasonFinished && reason != policy.ReasonNoAddress {
+			if why := policy.Reason(reason); why != policy.ReasonFinished && why != policy.ReasonNoAddress {
 				p.Wrong("remote %s: %d pods are skipped: %s", r.Name, pods.Pods, reason)
 			}
 		}
@@ -72,7 +73,7 @@ func showReport(p *report.Page, rep *policyReport) {
 	}
 }
 
-func showRemote(p *report.Page, t *report.Table, r *policy.RemoteStatus) {
+func showRemote(p *report.Page, t *report.Table, r *status.PolicyRemote) {
 	addresses, skipped := 0, 0
 	for _, s := range r.Sets {
 		addresses += s.Addresses

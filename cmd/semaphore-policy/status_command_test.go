@@ -9,26 +9,25 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report/reporttest"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
 // wellReport is a report in which nothing is wrong.
-func wellReport() policyReport {
+func wellReport() status.Policy {
 	now := reporttest.Now
-	api := policy.APIStatus{Synced: true, LastContact: &now}
-	return policyReport{
+	api := status.Connection{Synced: true, LastContact: &now}
+	return status.Policy{
 		Version: "v1.2.3", Cluster: "aws", Leading: true, Leader: "policy-0",
-		Status: policy.Status{
-			CalicoAPI: "projectcalico.org/v3", Sets: api, Unconfigured: map[string]int{"old": 3},
-			Remotes: []policy.RemoteStatus{{
-				Name: "gcp", API: api, Pods: 4, Pending: 1,
-				Sets: []policy.SetStatus{
-					{Object: "gcp-sys-log-forwarder", Namespace: "sys-log", Name: "forwarder", Addresses: 2},
-					{Object: "gcp-shop-web", Namespace: "shop", Name: "web", Addresses: 1},
-				},
-				Skipped: policy.Skipped{policy.ReasonFinished: {Pods: 1, Examples: []string{"shop/job-1"}}},
-			}},
-		},
+		CalicoAPI: "projectcalico.org/v3", Sets: api, Unconfigured: map[string]int{"old": 3},
+		Remotes: []status.PolicyRemote{{
+			Name: "gcp", API: api, Pods: 4, Pending: 1,
+			Sets: []status.NetworkSet{
+				{Object: "gcp-sys-log-forwarder", Namespace: "sys-log", Name: "forwarder", Addresses: 2},
+				{Object: "gcp-shop-web", Namespace: "shop", Name: "web", Addresses: 1},
+			},
+			Skipped: map[string]*status.SkippedPods{string(policy.ReasonFinished): {Pods: 1, Examples: []string{"shop/job-1"}}},
+		}},
 	}
 }
 
@@ -96,21 +95,21 @@ func TestStatusOfARemoteThatIsNotHeard(t *testing.T) {
 func TestStatusSaysWhatIsWrong(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		spoil func(*policyReport)
+		spoil func(*status.Policy)
 		want  []string // what is wrong, a line each
 		shown string   // something in a table
 	}{
 		{
 			"no leader",
-			func(rep *policyReport) { rep.Leading, rep.Leader, rep.ElectionError = false, "", "forbidden" },
+			func(rep *status.Policy) { rep.Leading, rep.Leader, rep.ElectionError = false, "", "forbidden" },
 			[]string{"no replica writes, as far as this one knows", "election: forbidden"}, "",
 		},
 		{
 			"Calico is not there, and neither is a remote",
-			func(rep *policyReport) {
+			func(rep *status.Policy) {
 				rep.CalicoAPI = ""
-				rep.Sets = policy.APIStatus{Error: "Calico is not installed"}
-				rep.Remotes[0].API, rep.Remotes[0].Stale = policy.APIStatus{}, true
+				rep.Sets = status.Connection{Error: "Calico is not installed"}
+				rep.Remotes[0].API, rep.Remotes[0].Stale = status.Connection{}, true
 			},
 			[]string{
 				"network sets: Calico is not installed", "remote gcp: pods: not synced since start",
@@ -120,22 +119,22 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"pods that are skipped for a reason",
-			func(rep *policyReport) {
-				rep.Remotes[0].Skipped[policy.ReasonOutside] = &policy.SkippedPods{Pods: 2, Examples: []string{"a/b\x1b[2J", "c/d"}}
+			func(rep *status.Policy) {
+				rep.Remotes[0].Skipped[string(policy.ReasonOutside)] = &status.SkippedPods{Pods: 2, Examples: []string{"a/b\x1b[2J", "c/d"}}
 			},
 			[]string{"remote gcp: 2 pods are skipped: outside_pod_subnets"},
 			`gcp     2             outside_pod_subnets  a/b\x1b[2J, c/d`,
 		},
 		{
 			"IP pools that let packets out",
-			func(rep *policyReport) {
+			func(rep *status.Policy) {
 				rep.Pools.Faults = map[string][]string{"gcp": {"the IP pool x lacks disableBGPExport: true"}}
 			},
 			[]string{"remote gcp: the IP pool x lacks disableBGPExport: true"}, "",
 		},
 		{
 			"sets that can't be written",
-			func(rep *policyReport) {
+			func(rep *status.Policy) {
 				rep.Remotes[0].Failing = map[string]string{"gcp-shop-web": "forbidden"}
 			},
 			[]string{"remote gcp: sets can't be written: gcp-shop-web"},
@@ -152,7 +151,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 
 func TestStatusOfAProgramThatHasNotRun(t *testing.T) {
 	p := deadProgram(t)
-	got := reporttest.Run(t, statusCommand(), p.status().(policyReport))
+	got := reporttest.Run(t, statusCommand(), p.status().(status.Policy))
 	wrong, _ := got.Wrong()
 	if got.Code != 1 || !slices.Contains(wrong, "no replica writes, as far as this one knows") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)

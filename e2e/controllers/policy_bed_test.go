@@ -23,6 +23,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
@@ -247,14 +248,14 @@ func set(cluster, namespace, name string, ips ...string) string {
 }
 
 // status returns the status of a remote.
-func (i *policyInstance) status(t *testing.T, cluster string) policy.RemoteStatus {
+func (i *policyInstance) status(t *testing.T, cluster string) status.PolicyRemote {
 	t.Helper()
 	all := i.Status().Remotes
-	at := slices.IndexFunc(all, func(r policy.RemoteStatus) bool { return r.Name == cluster })
+	at := slices.IndexFunc(all, func(r status.PolicyRemote) bool { return r.Name == cluster })
 	if at < 0 {
 		t.Fatalf("no remote %s in the status", cluster)
 	}
-	slices.SortFunc(all[at].Sets, func(a, b policy.SetStatus) int { return cmp.Compare(a.Object, b.Object) })
+	slices.SortFunc(all[at].Sets, func(a, b status.NetworkSet) int { return cmp.Compare(a.Object, b.Object) })
 	return all[at]
 }
 

@@ -170,10 +170,10 @@ func (b *policyBed) testHostile(t *testing.T) {
 		policy.ReasonOutside: 3, policy.ReasonBadAddress: 10, policy.ReasonBadName: 8,
 		policy.ReasonMoreAddress: 1, policy.ReasonTooManySets: 100_000 - most,
 	} {
-		if skipped[reason] == nil || skipped[reason].Pods < least {
-			t.Errorf("%s: %v, want %d pods at least", reason, skipped[reason], least)
-		} else if len(skipped[reason].Examples) == 0 || len(skipped[reason].Examples) > 10 {
-			t.Errorf("%s: %d examples", reason, len(skipped[reason].Examples))
+		if skipped[string(reason)] == nil || skipped[string(reason)].Pods < least {
+			t.Errorf("%s: %v, want %d pods at least", reason, skipped[string(reason)], least)
+		} else if len(skipped[string(reason)].Examples) == 0 || len(skipped[string(reason)].Examples) > 10 {
+			t.Errorf("%s: %d examples", reason, len(skipped[string(reason)].Examples))
 		}
 	}
 	i.stop()

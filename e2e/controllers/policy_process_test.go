@@ -17,7 +17,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
-	"github.com/kube-semaphore/kube-semaphore/policy"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // policyReplica starts a replica of the program in aws that reads gcp and merit by
@@ -184,7 +184,7 @@ func (b *policyBed) testReplicas(t *testing.T) {
 	})
 	must(t, first.Healthy(t.Context()), first.Ready(t.Context()))
 	wait(t, "the status", func() error {
-		var status policy.Status
+		var status status.Policy
 		if err := first.Status(t.Context(), &status); err != nil {
 			return err
 		}

@@ -82,7 +82,7 @@ func (b *policyBed) testLife(t *testing.T) {
 			expect(t, sets, contents{object: set("merit", "sys-log", "forwarder", "10.6.0.11", "10.6.0.12")})
 			wait(t, "the status", func() error {
 				skipped := i.status(t, "merit").Skipped
-				if skipped[policy.ReasonFinished] == nil || skipped[policy.ReasonFinished].Pods != 2 || skipped[policy.ReasonHostNetwork] == nil {
+				if skipped[string(policy.ReasonFinished)] == nil || skipped[string(policy.ReasonFinished)].Pods != 2 || skipped[string(policy.ReasonHostNetwork)] == nil {
 					return fmt.Errorf("skipped %v, want two finished pods and one on the host network", skipped)
 				}
 				return nil

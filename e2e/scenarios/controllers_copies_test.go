@@ -17,6 +17,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
@@ -241,9 +242,9 @@ func (sets) read(_ context.Context, list *unstructured.UnstructuredList) (map[st
 }
 
 // remote returns a replica's report about a remote.
-func (sets) remote(ctx context.Context, p *programs.Program, name string) (r policy.RemoteStatus, all policy.Status, err error) {
+func (sets) remote(ctx context.Context, p *programs.Program, name string) (r status.PolicyRemote, all status.Policy, err error) {
 	err = p.Status(ctx, &all)
-	if at := slices.IndexFunc(all.Remotes, func(r policy.RemoteStatus) bool { return r.Name == name }); at >= 0 {
+	if at := slices.IndexFunc(all.Remotes, func(r status.PolicyRemote) bool { return r.Name == name }); at >= 0 {
 		r = all.Remotes[at]
 	}
 	return r, all, err
@@ -275,7 +276,7 @@ func (s sets) contact(ctx context.Context, p *programs.Program, remote string) (
 
 func (s sets) bounded(ctx context.Context, p *programs.Program, remote string) (said string, err error) {
 	r, _, err := s.remote(ctx, p, remote)
-	if beyond := r.Skipped[policy.ReasonTooManySets]; beyond != nil && beyond.Pods > 0 {
+	if beyond := r.Skipped[string(policy.ReasonTooManySets)]; beyond != nil && beyond.Pods > 0 {
 		said = fmt.Sprintf("%d pods are in no set", beyond.Pods)
 	}
 	return said, err

@@ -5,12 +5,13 @@ import (
 	"container/list"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // Bounds of the wait before an overridden write is repeated.
@@ -47,34 +48,6 @@ type Write struct {
 	Urgent bool
 	// By is the field manager of the last foreign change of the object; empty: unknown.
 	By string
-}
-
-// Override is an object whose writes don't last.
-type Override struct {
-	Object string `json:"object"`
-	// Returned: the response to a write differed from the request, because of an admission
-	// policy, a webhook, or a server that doesn't know a field. Otherwise a client changed
-	// the object after writes.
-	Returned bool `json:"returned,omitempty"`
-	// Fields are those that differed in the response, By is Write.By.
-	Fields []string `json:"fields,omitempty"`
-	By     string   `json:"by,omitempty"`
-	// Since is the time of the first override, Next that of the next attempt if neither the
-	// desired nor the observed state changes.
-	Since time.Time `json:"since"`
-	Next  time.Time `json:"next"`
-}
-
-// String says what happens to the object. It doesn't change while that is the same.
-func (o *Override) String() string {
-	if o.Returned {
-		what := "some fields"
-		if len(o.Fields) > 0 {
-			what = strings.Join(o.Fields, ", ")
-		}
-		return fmt.Sprintf("%s: the API server stores other values than those written: %s (an admission policy, a webhook, or a server that doesn't know the field)", o.Object, what)
-	}
-	return fmt.Sprintf("%s: %s changes it after each write", o.Object, cmp.Or(o.By, "another client"))
 }
 
 // overridden is what Wrote and Review know of one object. It is retained for Calm after the
@@ -294,10 +267,10 @@ func (o *Overrides[K]) sweep(ctx context.Context, now time.Time) {
 }
 
 // Open returns the overridden objects of all keys.
-func (o *Overrides[K]) Open(now time.Time) map[K][]Override {
+func (o *Overrides[K]) Open(now time.Time) map[K][]status.Override {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	all := map[K][]Override{}
+	all := map[K][]status.Override{}
 	for key := range o.keys {
 		if open := o.of(key, now); len(open) > 0 {
 			all[key] = open
@@ -307,24 +280,24 @@ func (o *Overrides[K]) Open(now time.Time) map[K][]Override {
 }
 
 // Of returns the overridden objects of a key.
-func (o *Overrides[K]) Of(key K, now time.Time) []Override {
+func (o *Overrides[K]) Of(key K, now time.Time) []status.Override {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.of(key, now)
 }
 
-func (o *Overrides[K]) of(key K, now time.Time) []Override {
-	var open []Override
+func (o *Overrides[K]) of(key K, now time.Time) []status.Override {
+	var open []status.Override
 	for object, r := range o.keys[key] {
 		if !r.open(now) {
 			continue
 		}
-		v := Override{Object: object, Returned: r.returned(), Fields: r.fields, Since: r.since}
+		v := status.Override{Object: object, Returned: r.returned(), Fields: r.fields, Since: r.since}
 		if v.Next = r.at.Add(Calm); !v.Returned {
 			v.By, v.Next = r.by, r.at.Add(r.wait(r.seen[len(r.seen)-1], false))
 		}
 		open = append(open, v)
 	}
-	slices.SortFunc(open, func(a, b Override) int { return strings.Compare(a.Object, b.Object) })
+	slices.SortFunc(open, func(a, b status.Override) int { return strings.Compare(a.Object, b.Object) })
 	return open
 }

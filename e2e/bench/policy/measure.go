@@ -14,7 +14,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/policy"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // What the original did on the machine that this was first measured on.
@@ -26,15 +26,15 @@ func original(rate int) string {
 }
 
 // status asks the process for the state of its only remote.
-func (b *bench) status(ctx context.Context) (policy.RemoteStatus, error) {
-	var status policy.Status
-	if err := b.Program.Status(ctx, &status); err != nil {
-		return policy.RemoteStatus{}, err
+func (b *bench) status(ctx context.Context) (status.PolicyRemote, error) {
+	var report status.Policy
+	if err := b.Program.Status(ctx, &report); err != nil {
+		return status.PolicyRemote{}, err
 	}
-	if len(status.Remotes) != 1 {
-		return policy.RemoteStatus{}, errors.New("no remote in the status")
+	if len(report.Remotes) != 1 {
+		return status.PolicyRemote{}, errors.New("no remote in the status")
 	}
-	return status.Remotes[0], nil
+	return report.Remotes[0], nil
 }
 
 // complete waits until the sets in the cluster have the addresses of all pods,

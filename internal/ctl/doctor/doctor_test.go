@@ -70,9 +70,9 @@ func (p *patient) unpublish(node int, key string) {
 	p.aws.Nodes.Value[node].Annotations["gcp."+inspect.AnnotationGroup+"/pubKey"] = key
 }
 
-func (p *patient) policy() *inspect.Policy {
-	report := &inspect.Policy{Leading: true, Remotes: []inspect.PolicyRemote{{Name: "gcp"}}}
-	p.aws.Policies = append(p.aws.Policies, inspect.Reported[inspect.Policy]{Fact: inspect.Fact[*inspect.Policy]{Value: report}})
+func (p *patient) policy() *status.Policy {
+	report := &status.Policy{Leading: true, Remotes: []status.PolicyRemote{{Name: "gcp"}}}
+	p.aws.Policies = append(p.aws.Policies, inspect.Reported[status.Policy]{Fact: inspect.Fact[*status.Policy]{Value: report}})
 	return report
 }
 
@@ -254,7 +254,7 @@ func TestCauses(t *testing.T) {
 			p.aws.Pools.Value = []inspect.Pool{{Name: "own", CIDR: "10.2.0.0/16"}, {Name: "gcp", CIDR: "10.4.0.0/15", Disabled: true, NoExport: true}}
 		}, "", Scope{}},
 		"a network set's name taken": {func(p *patient) {
-			p.policy().Remotes[0].Sets = []inspect.Set{{Object: "gcp-shop-db-1f2e3d", Namespace: "shop", Name: "db"}}
+			p.policy().Remotes[0].Sets = []status.NetworkSet{{Object: "gcp-shop-db-1f2e3d", Namespace: "shop", Name: "db"}}
 			p.aws.Warnings.Value = []inspect.Event{{Reason: "NameTaken", Message: "the network set of gcp/shop/db is gcp-shop-db-1f2e3d: gcp-shop-db is taken"}}
 		}, "set-name-taken", Scope{Cluster: "aws", Remote: "gcp"}},
 		"clocks of the clusters apart": {func(p *patient) {
@@ -347,7 +347,7 @@ func TestCauses(t *testing.T) {
 		}, "admission-refuses", Scope{Cluster: "aws"}},
 		"a policy controller that may not write": {func(p *patient) {
 			r := p.policy()
-			r.Election = `leases "semaphore-policy" is forbidden: User "x" cannot update resource "leases"`
+			r.ElectionError = `leases "semaphore-policy" is forbidden: User "x" cannot update resource "leases"`
 			r.Remotes[0].Failing = map[string]string{"gcp-shop-db": `globalnetworksets is forbidden: User "x" cannot create resource`}
 		}, "own-api-failing", Scope{Cluster: "aws"}},
 		"nodes that aren't ready, with all that runs there": {func(p *patient) {

@@ -130,8 +130,8 @@ func (f *Facts) mirrors() iter.Seq2[*inspect.Cluster, *inspect.Reported[inspect.
 	return reports(f, func(c *inspect.Cluster) []inspect.Reported[inspect.Mirror] { return c.Mirrors })
 }
 
-func (f *Facts) policies() iter.Seq2[*inspect.Cluster, *inspect.Reported[inspect.Policy]] {
-	return reports(f, func(c *inspect.Cluster) []inspect.Reported[inspect.Policy] { return c.Policies })
+func (f *Facts) policies() iter.Seq2[*inspect.Cluster, *inspect.Reported[status.Policy]] {
+	return reports(f, func(c *inspect.Cluster) []inspect.Reported[status.Policy] { return c.Policies })
 }
 
 // Pair is the path from a node to a node of another cluster.

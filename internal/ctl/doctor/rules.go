@@ -203,7 +203,7 @@ func admissionRefuses(f *Facts, found func(Finding)) {
 		}
 	}
 	for c, p := range f.policies() {
-		say(Scope{Cluster: c.Name}, p.Value.Election, p.Source)
+		say(Scope{Cluster: c.Name}, p.Value.ElectionError, p.Source)
 		for i := range p.Value.Remotes {
 			r := &p.Value.Remotes[i]
 			for _, name := range slices.Sorted(maps.Keys(r.Failing)) {
@@ -349,7 +349,7 @@ func ownFailing(f *Facts, found func(Finding)) {
 		}
 	}
 	for c, p := range f.policies() {
-		writes(c, inspect.NetworkPolicy, p.Value.Election, p.Source)
+		writes(c, inspect.NetworkPolicy, p.Value.ElectionError, p.Source)
 		for i := range p.Value.Remotes {
 			failing := p.Value.Remotes[i].Failing
 			for _, name := range slices.Sorted(maps.Keys(failing)) {

@@ -39,7 +39,7 @@ func (t *collector) ask(ctx context.Context) {
 		case mirror.name:
 			t.Mirrors = append(t.Mirrors, Reported[Mirror]{Pod: pod})
 		case policy.name:
-			t.Policies = append(t.Policies, Reported[Policy]{Pod: pod})
+			t.Policies = append(t.Policies, Reported[status.Policy]{Pod: pod})
 		}
 	}
 	for i := range t.Agents {

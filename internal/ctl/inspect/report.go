@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
@@ -70,47 +69,6 @@ type Service struct {
 	Foreign []string          `json:"foreignSlices"`
 	Held    string            `json:"held"`
 	// Overridden are objects that others change again after each write.
-	Overridden []keep.Override `json:"overridden"`
-	Error      string          `json:"error"`
-}
-
-// Policy is the report of semaphore-policy.
-type Policy struct {
-	Version   string            `json:"version"`
-	Cluster   string            `json:"cluster"`
-	Leading   bool              `json:"leading"`
-	Election  string            `json:"electionError"`
-	CalicoAPI string            `json:"calicoAPI"`
-	Sets      status.Connection `json:"localSets"`
-	Pools     struct {
-		Unknown string              `json:"unknown"`
-		Faults  map[string][]string `json:"faults"`
-	} `json:"ipPools"`
-	Remotes     []PolicyRemote          `json:"remotes"`
-	Credentials map[string]status.Trial `json:"credentials"`
-}
-
-// PolicyRemote is a remote in the report of semaphore-policy.
-type PolicyRemote struct {
-	Name    string            `json:"name"`
-	API     status.Connection `json:"api"`
-	Stale   bool              `json:"stale"`
-	Pods    int               `json:"pods"`
-	Sets    []Set             `json:"sets"`
-	Skipped map[string]struct {
-		Pods     int      `json:"pods"`
-		Examples []string `json:"examples"`
-	} `json:"skipped"`
-	Pending int               `json:"pending"`
-	Failing map[string]string `json:"failing"`
-	// Overridden are objects that others change again after each write.
-	Overridden []keep.Override `json:"overridden"`
-}
-
-// Set is a network set.
-type Set struct {
-	Object    string `json:"object"`
-	Namespace string `json:"namespace"`
-	Name      string `json:"name"`
-	Addresses int    `json:"addresses"`
+	Overridden []status.Override `json:"overridden"`
+	Error      string            `json:"error"`
 }

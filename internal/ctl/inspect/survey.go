@@ -58,7 +58,7 @@ type Cluster struct {
 
 	Agents   []Reported[status.Agent]
 	Mirrors  []Reported[Mirror]
-	Policies []Reported[Policy]
+	Policies []Reported[status.Policy]
 }
 
 // Pod is a pod of our programs.

@@ -422,7 +422,7 @@ func (v *View) mirrors(c *inspect.Cluster) {
 }
 
 func (v *View) sets(c *inspect.Cluster) {
-	led(v, c, inspect.NetworkPolicy, c.Policies, func(p *inspect.Policy) bool { return p.Leading })
+	led(v, c, inspect.NetworkPolicy, c.Policies, func(p *status.Policy) bool { return p.Leading })
 	for i := range c.Policies {
 		p := &c.Policies[i]
 		if !p.Known() || !p.Value.Leading {

@@ -58,8 +58,8 @@ func TestView(t *testing.T) {
 			change: func(aws, _ *inspect.Cluster) {
 				aws.Mirrors = []inspect.Reported[inspect.Mirror]{{Pod: inspect.Pod{Name: "mirror-1"}}, {Pod: inspect.Pod{Name: "mirror-2"}}}
 				aws.Mirrors[0].Value, aws.Mirrors[1].Err = &inspect.Mirror{}, "exec: no"
-				aws.Policies = []inspect.Reported[inspect.Policy]{{}}
-				aws.Policies[0].Value = &inspect.Policy{}
+				aws.Policies = []inspect.Reported[status.Policy]{{}}
+				aws.Policies[0].Value = &status.Policy{}
 			},
 			unknown: []string{"aws: no report of the leader of semaphore-service-mirror: mirror-2: exec: no", "aws: no report of the leader of semaphore-policy: no replica leads"},
 		},
@@ -77,8 +77,8 @@ func TestView(t *testing.T) {
 		},
 		"the leader answers": {
 			change: func(aws, _ *inspect.Cluster) {
-				aws.Policies = []inspect.Reported[inspect.Policy]{{}, {}}
-				aws.Policies[0].Err, aws.Policies[1].Value = "exec: no", &inspect.Policy{Leading: true}
+				aws.Policies = []inspect.Reported[status.Policy]{{}, {}}
+				aws.Policies[0].Err, aws.Policies[1].Value = "exec: no", &status.Policy{Leading: true}
 			},
 		},
 		"an API server that is down": {
