@@ -21,11 +21,22 @@ const (
 	end         = "# END semaphorectl"
 )
 
-// A Zone is the DNS zone of a remote's services.
+// A Zone is the DNS zone of a remote's services. The zero value is that of imports of the
+// Multi-Cluster Services API.
 type Zone struct {
 	Remote cluster.Name
 	// Prefix is the name prefix of services mirrored from the remote.
 	Prefix string
+}
+
+// ClusterSet is the zone of imports of the Multi-Cluster Services API.
+const ClusterSet = "clusterset.local"
+
+func (z Zone) name() string {
+	if z == (Zone{}) {
+		return ClusterSet
+	}
+	return z.Remote.Zone()
 }
 
 // global is the zone of global services.
@@ -48,6 +59,9 @@ func blocks(zones []Zone, like *Server, domain string, others func(zone string) 
 	block, rest := strings.TrimSpace(text[first:second]), strings.TrimSpace(text[second:])
 	var all []string
 	for _, z := range zones {
+		if z == (Zone{}) {
+			continue
+		}
 		if _, err := cluster.ParseName(string(z.Remote)); err != nil {
 			return "", err
 		}
@@ -70,9 +84,20 @@ func blocks(zones []Zone, like *Server, domain string, others func(zone string) 
 	if !others(global) {
 		all = append(all, rest)
 	}
+	if slices.Contains(zones, Zone{}) && !others(ClusterSet) {
+		if err := shadows(ClusterSet, domain); err != nil {
+			return "", err
+		}
+		content, err := deploy.Files.ReadFile("coredns/Corefile.clusterset")
+		if err != nil {
+			return "", err
+		}
+		_, block, _ := strings.Cut("\n"+string(content), "\n"+ClusterSet)
+		all = append(all, ClusterSet+strings.TrimSpace(block))
+	}
 	port, bind, access := adapt(like)
 	return strings.NewReplacer("cluster.local", domain, `cluster\.local`, regexp.QuoteMeta(domain), "sys-semaphore", cli.Namespace,
-		":53 {\n", port+" {\n"+bind, "        namespaces", access+"        namespaces").Replace(strings.Join(all, "\n\n")), nil
+		":53 {\n", port+" {\n"+bind, "        namespaces", access+"        namespaces", "        multicluster", access+"        multicluster").Replace(strings.Join(all, "\n\n")), nil
 }
 
 // adapt returns what differs in our server blocks for a CoreDNS whose server block of the
@@ -96,11 +121,17 @@ func adapt(like *Server) (port, bind, access string) {
 		bind += "\n"
 	}
 	for _, line := range like.directive("kubernetes").Body {
-		if slices.Contains([]string{"endpoint", "tls", "kubeconfig"}, line[0]) {
+		if isAccess(line) {
 			access += "        " + quote(line) + "\n"
 		}
 	}
 	return port, bind, access
+}
+
+// isAccess reports whether a line of the plugin kubernetes is about its access to the API
+// server.
+func isAccess(line []string) bool {
+	return slices.Contains([]string{"endpoint", "tls", "kubeconfig"}, line[0])
 }
 
 // shadows returns an error if a server block for a zone would answer for the cluster's own
@@ -172,7 +203,7 @@ func cut(corefile string) (before, after string, found bool) {
 func Names(zones []Zone) []string {
 	var all []string
 	for _, z := range zones {
-		all = append(all, z.Remote.Zone())
+		all = append(all, z.name())
 	}
 	return append(all, global)
 }

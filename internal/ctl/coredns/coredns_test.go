@@ -23,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1alpha1"
 
 	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 )
@@ -46,6 +47,7 @@ func TestCoreDNSStarts(t *testing.T) {
 				"aws-shop.sys-semaphore.svc.cluster.local.": true,
 				"web.shop.svc.cluster.merit.":               !l.unserved,
 				"db.shop.svc.cluster.global.":               !l.unserved,
+				"web.shop.svc.clusterset.local.":            !l.unserved,
 			} {
 				if code, records := ask(question); (code == dnsmessage.RCodeSuccess && len(records) == 1) != answered {
 					t.Errorf("%s: %s, %v, expected an answer: %v", question, code, records, answered)
@@ -55,8 +57,10 @@ func TestCoreDNSStarts(t *testing.T) {
 				t.Fatal(err)
 			}
 			ask = one.start(t)
-			if code, records := ask("web.shop.svc.cluster.merit."); code == dnsmessage.RCodeSuccess {
-				t.Errorf("merit after its removal: %v", records)
+			for _, name := range []string{"web.shop.svc.cluster.merit.", "web.shop.svc.clusterset.local."} {
+				if code, records := ask(name); code == dnsmessage.RCodeSuccess {
+					t.Errorf("%s after its removal: %v", name, records)
+				}
 			}
 		})
 	}
@@ -99,6 +103,10 @@ func TestNamesThatAreNotServices(t *testing.T) {
 		"10-2-0-7.shop.pod.cluster.gcp.":  dnsmessage.RCodeNameError,
 		"shop.svc.cluster.gcp.":           dnsmessage.RCodeNameError,
 		"example.cluster.global.":         dnsmessage.RCodeNameError,
+		"web.shop.svc.clusterset.local.":  dnsmessage.RCodeSuccess,
+		"db.shop.svc.clusterset.local.":   dnsmessage.RCodeNameError,
+		"web.none.svc.clusterset.local.":  dnsmessage.RCodeNameError,
+		"host.clusterset.local.":          dnsmessage.RCodeNameError,
 		"cluster.gcp.":                    dnsmessage.RCodeSuccess,
 		"cluster.global.":                 dnsmessage.RCodeSuccess,
 	} {
@@ -275,7 +283,8 @@ func ask(ctx context.Context, port int, name string) (dnsmessage.RCode, []string
 	}
 }
 
-// serveAPI serves what CoreDNS lists and watches: mirrors in sys-semaphore.
+// serveAPI serves what CoreDNS lists and watches: mirrors in sys-semaphore, and the import web
+// of the namespace shop.
 func serveAPI(t *testing.T) string {
 	t.Helper()
 	var services corev1.ServiceList
@@ -286,9 +295,13 @@ func serveAPI(t *testing.T) string {
 			Spec:       corev1.ServiceSpec{ClusterIP: fmt.Sprintf("10.102.0.%d", i+1), Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
 		})
 	}
-	namespaces := corev1.NamespaceList{TypeMeta: metav1.TypeMeta{Kind: "NamespaceList", APIVersion: "v1"}, Items: []corev1.Namespace{{ObjectMeta: metav1.ObjectMeta{Name: "sys-semaphore"}}}}
+	imports := v1alpha1.ServiceImportList{TypeMeta: metav1.TypeMeta{Kind: "ServiceImportList", APIVersion: v1alpha1.GroupVersion.String()}, Items: []v1alpha1.ServiceImport{{
+		ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "shop", UID: "u", ResourceVersion: "1"},
+		Spec:       v1alpha1.ServiceImportSpec{Type: v1alpha1.ClusterSetIP, IPs: []string{"10.102.1.1"}, Ports: []v1alpha1.ServicePort{{Name: "http", Port: 80}}},
+	}}}
+	namespaces := corev1.NamespaceList{TypeMeta: metav1.TypeMeta{Kind: "NamespaceList", APIVersion: "v1"}, Items: []corev1.Namespace{{ObjectMeta: metav1.ObjectMeta{Name: "sys-semaphore"}}, {ObjectMeta: metav1.ObjectMeta{Name: "shop"}}}}
 	lists := map[string]any{
-		"services": services, "namespaces": namespaces,
+		"services": services, "namespaces": namespaces, "serviceimports": imports,
 		"endpointslices": discoveryv1.EndpointSliceList{TypeMeta: metav1.TypeMeta{Kind: "EndpointSliceList", APIVersion: "discovery.k8s.io/v1"}},
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

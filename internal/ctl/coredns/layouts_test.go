@@ -67,7 +67,7 @@ func deployment(name, config, more string) *appsv1.Deployment {
 		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"k8s-app": "kube-dns"}},
 		Spec: corev1.PodSpec{
 			Containers: []corev1.Container{{
-				Name: "coredns", Image: "registry.example/mirrored-coredns:v1", Args: []string{"-conf", "/etc/coredns/Corefile"},
+				Name: "coredns", Image: "registry.example/mirrored-coredns:v1.12.2", Args: []string{"-conf", "/etc/coredns/Corefile"},
 				VolumeMounts: []corev1.VolumeMount{{Name: "config", MountPath: "/etc/coredns", ReadOnly: true}},
 			}},
 			Volumes: []corev1.Volume{{Name: "config", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
@@ -147,7 +147,7 @@ func nodeLocal() *appsv1.DaemonSet {
 	return s
 }
 
-var zones = []Zone{{"gcp", "gcp"}, {"merit", "merit"}}
+var zones = []Zone{{"gcp", "gcp"}, {"merit", "merit"}, {}}
 
 // configMaps returns the ConfigMaps of a cluster by name, without versions.
 func configMaps(t *testing.T, client kubernetes.Interface) map[string]map[string]string {
@@ -225,6 +225,9 @@ func TestLayouts(t *testing.T) {
 				t.Errorf("server blocks in %v, expected %v", ours, want)
 			}
 			s = read(ctx, t, client)
+			if s.Serves(ClusterSet) == l.unserved {
+				t.Errorf("%s served: %v", ClusterSet, s.Serves(ClusterSet))
+			}
 			if s.Serves("cluster.gcp") == l.unserved || s.Serves("cluster.global") == l.unserved || len(s.Twice()) > 0 || s.Invalid != nil {
 				t.Errorf("gcp served %v, global %v, twice %v, invalid %v", s.Serves("cluster.gcp"), s.Serves("cluster.global"), s.Twice(), s.Invalid)
 			}
@@ -290,6 +293,7 @@ func TestAdapts(t *testing.T) {
 	for _, want := range []string{
 		"cluster.gcp:1053 {\n    bind eth0 {\n        except 192.0.2.1\n    }\n", "kubernetes k8s.example cluster.gcp {\n        endpoint https://192.0.2.2:6443\n        namespaces",
 		"cluster.global:1053 {", "kubernetes k8s.example cluster.global {",
+		"clusterset.local:1053 {\n    bind eth0 {", "kubernetes clusterset.local {\n        endpoint https://192.0.2.2:6443\n        multicluster clusterset.local\n",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)

@@ -33,6 +33,8 @@ type Setup struct {
 	// Kind and Name are those of its workload; empty: it has none in the cluster.
 	Kind, Name string
 	Namespace  string
+	// Image is that of its pods, Account their service account.
+	Image, Account string
 	// Unavailable is the number of its pods that should be available and aren't.
 	Unavailable int32
 	// Main is the ConfigMap with the Corefile, Key its key.
@@ -269,6 +271,7 @@ func (in *objects) setup() (*Setup, error) {
 	if len(running) > 0 {
 		w := &running[0]
 		s.Kind, s.Name, s.Unavailable = w.kind, w.name, w.unavailable
+		s.Image, s.Account = w.container().Image, cmp.Or(w.pod.Spec.ServiceAccountName, "default")
 		main = cmp.Or(argument(w.container(), "conf"), main)
 		mounts = w.mounts(w.container())
 	} else if name := in.bare(); name != "" {
