@@ -52,9 +52,11 @@ type Facts struct {
 	// Masquerade lists what masquerades pods' packets to other clusters, each with a remedy.
 	Masquerade []string
 	// DNS is the cluster's CoreDNS; nil: none was found.
-	DNS       *coredns.Setup
-	Installed Installed
-	Unread    []error
+	DNS *coredns.Setup
+	// MultiCluster is the Multi-Cluster Services API.
+	MultiCluster MultiCluster
+	Installed    Installed
+	Unread       []error
 }
 
 // Installed is the installation of Kube-Semaphore in a cluster.
@@ -133,6 +135,7 @@ func Read(ctx context.Context, c *cli.Cluster) *Facts {
 		f.Unread = append(f.Unread, fmt.Errorf("read the ranges of services: %w", err))
 	}
 	f.readServers(ctx, c)
+	f.readMultiCluster(ctx, c)
 	return f
 }
 

@@ -14,7 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/version"
 	fakediscovery "k8s.io/client-go/discovery/fake"
+	fakedynamic "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
@@ -25,7 +27,7 @@ import (
 func fakeCluster(server string, objects ...runtime.Object) *cli.Cluster {
 	client := fake.NewClientset(objects...)
 	client.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &version.Info{GitVersion: "v1.36.3", Minor: "36+"}
-	return &cli.Cluster{Name: "aws", Context: "aws", Server: server, Config: &rest.Config{}, Client: client}
+	return &cli.Cluster{Name: "aws", Context: "aws", Server: server, Config: &rest.Config{}, Client: client, Dynamic: fakedynamic.NewSimpleDynamicClient(scheme.Scheme)}
 }
 
 func node(name, address string, pods ...string) *corev1.Node {

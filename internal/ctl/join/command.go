@@ -42,6 +42,11 @@ Clusters that are already joined stay joined. The tools are wireguard (encrypted
 between nodes), mirror (services of other clusters by name) and policy (network sets for
 Calico). The default is the first two, and policy in clusters with Calico.
 
+The mirror also implements the Multi-Cluster Services API: a Service with a ServiceExport gets
+a ServiceImport, and a name in clusterset.local, in all clusters with its namespace. For this
+join installs the CRDs, unless there are newer ones or those of another implementation, and
+configures CoreDNS 1.12.2 or later. --mcs=false leaves all of this out.
+
 With --output yaml it changes nothing, and writes the manifests to files for a Git
 repository and kubectl apply -k. These contain no Secrets: hand tokens over with
 semaphorectl tokens.`,
@@ -58,6 +63,7 @@ semaphorectl tokens.`,
 			if err := f.parse(names); err != nil {
 				return cli.Usage(err)
 			}
+			f.MultiClusterGiven = cmd.Flags().Changed("mcs")
 			clusters, err := s.Clusters(names)
 			if err != nil {
 				return err
@@ -79,6 +85,7 @@ semaphorectl tokens.`,
 	fs.StringToStringVar(&f.servers, "api-server", nil, "URL at which other clusters' nodes reach an API server, as in aws=https://api.aws.example:6443")
 	fs.StringToStringVar(&f.pods, "pod-subnets", nil, `pod subnets of a cluster, as in "aws=10.2.0.0/16 fd00:10:2::/48"`)
 	fs.StringToStringVar(&f.machines, "node-subnets", nil, `subnets of a cluster's nodes, as in "aws=10.66.1.0/24 fd00:66::1:0/112"`)
+	fs.BoolVar(&f.MultiCluster, "mcs", true, "set up the Multi-Cluster Services API; without this flag a later join keeps what was given before")
 	fs.BoolVar(&f.Adopt, "adopt", false, "adopt a manual installation")
 	fs.BoolVar(&f.Check, "check", false, "run all checks, and change nothing")
 	fs.BoolVarP(&f.Yes, "yes", "y", false, "accept the ranges of pods and nodes that clusters report, without confirmation")
@@ -141,7 +148,7 @@ func (a *all) write(directory string) error {
 		if err != nil {
 			return err
 		}
-		all, err := zones(a.settings[i])
+		all, err := zones(a.wanted[i])
 		if err != nil {
 			return fmt.Errorf("%s: %w", f.Name, err)
 		}

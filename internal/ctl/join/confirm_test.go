@@ -15,7 +15,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/version"
 	fakediscovery "k8s.io/client-go/discovery/fake"
+	fakedynamic "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
 	internalcluster "github.com/kube-semaphore/kube-semaphore/internal/cluster"
@@ -79,7 +81,7 @@ func TestLeaveTouchesNeighboursOnly(t *testing.T) {
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "semaphore", Namespace: cli.Namespace}, Data: map[string]string{"SEMAPHORE_CLUSTER_NAME": "merit"}},
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "kube-root-ca.crt", Namespace: metav1.NamespaceSystem}})
 	client.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &version.Info{GitVersion: "v1.36.3", Minor: "36"}
-	merit := &cli.Cluster{Name: "merit", Context: "merit", Config: &rest.Config{}, Client: client}
+	merit := &cli.Cluster{Name: "merit", Context: "merit", Config: &rest.Config{}, Client: client, Dynamic: fakedynamic.NewSimpleDynamicClient(scheme.Scheme)}
 	var out bytes.Buffer
 	a := newAll(t.Context(), &cli.Session{Err: &out}, []*cli.Cluster{merit}, Options{})
 	if err := a.separate(t.Context(), func(*inspect.Facts) ([]internalcluster.Name, bool) { return []internalcluster.Name{"aws"}, false }); err != nil {

@@ -49,6 +49,7 @@ func (a *all) install(ctx context.Context) error {
 	done, err := a.steps(ctx,
 		step{"revocations", a.finishRevocations},
 		step{"accounts and rights", a.applyAll(func(o *unstructured.Unstructured) bool { return !workload(o) }, "accounts, rights and settings")},
+		step{"foreign CRDs", a.reportCRDs},
 		step{"names", a.nameAll},
 		step{"tokens", a.handAll},
 		step{"programs", a.applyAll(workload, "programs")},

@@ -30,7 +30,7 @@ func others(t *testing.T, gcps inspect.Settings, image string) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all, err := zones(a.settings[i])
+		all, err := zones(a.wanted[i])
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -185,7 +185,8 @@ func (a *all) preflight(ctx context.Context) error {
 		}
 		for i, f := range a.facts {
 			if slices.Contains(a.wanted[i].Tools, manifests.Mirror) {
-				faults = append(faults, unnamed(f, a.settings[i])...)
+				faults = append(faults, unnamed(f, a.wanted[i])...)
+				faults = append(faults, unimported(f, a.wanted[i])...)
 			}
 		}
 	}
@@ -331,6 +332,7 @@ func (a *all) render() error {
 func (a *all) want() {
 	for i, f := range a.facts {
 		a.settings[i] = settings(f, a.sides(f), a.taken[i])
+		a.Wishes.choose(a.settings[i])
 		wishes := a.Wishes
 		if wishes.Tools == nil {
 			wishes.Tools = []string{manifests.WireGuard, manifests.Mirror}

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
@@ -101,7 +102,7 @@ func (a *all) mayLeave(ctx context.Context) error {
 	lacking := make([][]fault, len(a.facts))
 	_ = a.each(func(i int, c *cli.Cluster) error {
 		if a.facts[i].Version != "" {
-			lacking[i] = rightsToLeave(ctx, c)
+			lacking[i] = rightsToLeave(ctx, c, a.facts[i])
 		}
 		return nil
 	})
@@ -182,11 +183,12 @@ func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) e
 	a.settings[i] = p.settings
 	wishes := Wishes{Tools: f.Installed.Tools, Image: f.Installed.Image}
 	var err error
-	if a.objects[i], err = desired(f, &wishes, p.settings).Render(); err != nil {
+	a.wanted[i] = desired(f, &wishes, p.settings)
+	if a.objects[i], err = a.wanted[i].Render(); err != nil {
 		return err
 	}
 	one := &all{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1],
-		settings: a.settings[i : i+1], objects: a.objects[i : i+1]}
+		settings: a.settings[i : i+1], wanted: a.wanted[i : i+1], objects: a.objects[i : i+1]}
 	one.sweep(ctx)
 	_, err = one.steps(ctx,
 		step{"revocations", one.finishRevocations},
@@ -241,13 +243,12 @@ func deleteSets(ctx context.Context, c *cli.Cluster, f *inspect.Facts, selector 
 	return deleteAll(ctx, c, f.Calico.WithResource("globalnetworksets"), "", selector)
 }
 
-// deleteAll deletes the objects of a resource that match a selector. The resource may not be
+// deleteAll deletes the objects of a resource in a namespace, or in all, that match a selector. The resource may not be
 // served.
 func deleteAll(ctx context.Context, c *cli.Cluster, r schema.GroupVersionResource, namespace, selector string) error {
-	objects := c.Dynamic.Resource(r).Namespace(namespace)
-	var found []string
-	err := cli.ListUntyped(ctx, objects, metav1.ListOptions{LabelSelector: selector}, func(o *unstructured.Unstructured) error {
-		found = append(found, o.GetName())
+	var found []types.NamespacedName
+	err := cli.ListUntyped(ctx, c.Dynamic.Resource(r).Namespace(namespace), metav1.ListOptions{LabelSelector: selector}, func(o *unstructured.Unstructured) error {
+		found = append(found, types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()})
 		return nil
 	})
 	if apierrors.IsNotFound(err) {
@@ -257,9 +258,9 @@ func deleteAll(ctx context.Context, c *cli.Cluster, r schema.GroupVersionResourc
 		return fmt.Errorf("%s: list %s: %w", c.Name, r.Resource, err)
 	}
 	var errs []error
-	for _, name := range found {
-		if err := objects.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			errs = append(errs, fmt.Errorf("%s: delete %s %s: %w", c.Name, r.Resource, name, err))
+	for _, o := range found {
+		if err := c.Dynamic.Resource(r).Namespace(o.Namespace).Delete(ctx, o.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("%s: delete %s %s: %w", c.Name, r.Resource, o.Name, err))
 		}
 	}
 	return errors.Join(errs...)
@@ -280,10 +281,10 @@ func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 		}
 		if len(names) == 0 {
 			a.Warn("%s: Kube-Semaphore isn't installed, nothing was changed", c.Name)
-			return nil
+		} else {
+			a.Done("%s: removed the server blocks for other clusters from ConfigMap %s", c.Name, cli.And(names...))
 		}
-		a.Done("%s: removed the server blocks for other clusters from ConfigMap %s", c.Name, cli.And(names...))
-		return nil
+		return a.deleteCRDs(ctx, c, f)
 	}
 	one := &all{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1]}
 	one.sweep(ctx)
@@ -295,6 +296,7 @@ func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 		step{"mirrors and sets", func(ctx context.Context) error {
 			return errors.Join(
 				deleteAll(ctx, c, schema.GroupVersionResource{Version: "v1", Resource: "services"}, mirrorNamespace(f), "mirrored-svc=true"),
+				deleteImports(ctx, c, f),
 				deleteSets(ctx, c, f, "managed-by=semaphore-policy"))
 		}},
 		step{"nodes", func(ctx context.Context) error { return one.cleanNodes(ctx, c, f) }},
@@ -317,7 +319,7 @@ func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 				left = "only the private keys remain, in /var/lib/semaphore-wireguard on its nodes"
 			}
 			a.Done("%s: deleted %s; %s", c.Name, cli.Count(removed, "object"), left)
-			return nil
+			return a.deleteCRDs(ctx, c, f)
 		}},
 	)
 	return err

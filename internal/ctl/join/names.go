@@ -6,16 +6,15 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 )
 
 // unnamed returns the faults that keep a cluster with these settings from resolving names of
 // services of other clusters.
-func unnamed(f *inspect.Facts, settings inspect.Settings) []fault {
+func unnamed(f *inspect.Facts, wanted *manifests.Cluster) []fault {
 	var faults []fault
 	wrong := func(what, remedy string) { faults = append(faults, fault{cluster: f.Name, what: what, remedy: remedy}) }
 	warn := func(what, remedy string) {
@@ -34,7 +33,7 @@ func unnamed(f *inspect.Facts, settings inspect.Settings) []fault {
 		wrong(dns.Invalid.Error(), "correct it, then join again")
 		return faults
 	}
-	all, err := zones(settings)
+	all, err := zones(wanted)
 	if err == nil {
 		_, err = dns.Blocks(all)
 	}
@@ -76,13 +75,10 @@ func unnamed(f *inspect.Facts, settings inspect.Settings) []fault {
 // mirror isn't installed.
 func (a *all) nameAll(ctx context.Context) error {
 	return a.each(func(i int, c *cli.Cluster) error {
-		mirrors := slices.ContainsFunc(a.objects[i], func(o *unstructured.Unstructured) bool {
-			return o.GetKind() == "Deployment" && o.GetName() == "semaphore-service-mirror"
-		})
-		if !mirrors {
+		if !slices.Contains(a.wanted[i].Tools, manifests.Mirror) {
 			return a.name(ctx, c, nil)
 		}
-		all, err := zones(a.settings[i])
+		all, err := zones(a.wanted[i])
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.Name, err)
 		}

@@ -7,13 +7,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 )
 
 // TestUnnamed says why names of other clusters won't be resolved.
 func TestUnnamed(t *testing.T) {
 	const main = ".:53 {\n    kubernetes cluster.local\n    reload\n}\n"
+	wanted := &manifests.Cluster{Remotes: []cluster.Name{"gcp"}}
 	for name, c := range map[string]struct {
 		corefile string
 		labels   map[string]string
@@ -34,7 +37,7 @@ func TestUnnamed(t *testing.T) {
 		})); err != nil {
 			t.Fatal(err)
 		}
-		only(t, name, unnamed(f, inspect.Settings{"SEMAPHORE_REMOTES": "gcp"}), c.want)
+		only(t, name, unnamed(f, wanted), c.want)
 	}
-	only(t, "no CoreDNS", unnamed(&inspect.Facts{}, inspect.Settings{"SEMAPHORE_REMOTES": "gcp"}), "kube-system has no CoreDNS")
+	only(t, "no CoreDNS", unnamed(&inspect.Facts{}, wanted), "kube-system has no CoreDNS")
 }

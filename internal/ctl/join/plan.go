@@ -25,11 +25,16 @@ const firstPort = 51840
 
 // Wishes are the administrator's choices; the maps are by cluster.
 type Wishes struct {
-	Tools    []string
-	Image    string
-	Servers  map[string]string
-	Pods     map[string][]netip.Prefix
-	Machines map[string][]netip.Prefix
+	Tools []string
+	Image string
+	// MultiCluster is whether the mirror implements the Multi-Cluster Services API, unless the
+	// settings say that it doesn't.
+	MultiCluster bool
+	// MultiClusterGiven is whether the administrator has said so.
+	MultiClusterGiven bool
+	Servers           map[string]string
+	Pods              map[string][]netip.Prefix
+	Machines          map[string][]netip.Prefix
 }
 
 // side is a cluster in the settings of the others.
@@ -189,15 +194,18 @@ func pools(f *inspect.Facts, settings inspect.Settings) []*unstructured.Unstruct
 	return all
 }
 
-// zones returns the DNS zones of the remotes in the settings.
-func zones(settings inspect.Settings) ([]coredns.Zone, error) {
+// zones returns the DNS zones of a cluster's remotes, and that of imports.
+func zones(wanted *manifests.Cluster) ([]coredns.Zone, error) {
 	var all []coredns.Zone
-	for _, remote := range settings.Remotes() {
-		prefix, err := settings.ServicePrefix(remote)
+	for _, remote := range wanted.Remotes {
+		prefix, err := inspect.Settings(wanted.Settings).ServicePrefix(remote)
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, coredns.Zone{Remote: remote, Prefix: prefix})
+	}
+	if m := wanted.MultiCluster; m != nil && m.DNS.Name != "" {
+		all = append(all, coredns.Zone{})
 	}
 	return all, nil
 }
@@ -210,10 +218,14 @@ func desired(f *inspect.Facts, w *Wishes, settings inspect.Settings) *manifests.
 			tools = append(slices.Clone(tools), tool)
 		}
 	}
-	return &manifests.Cluster{
+	c := &manifests.Cluster{
 		Name: cluster.Name(f.Name), Tools: tools, Remotes: settings.Remotes(), Settings: settings,
 		Image: w.Image, Pools: pools(f, settings), Foreign: f.Installed.Namespace && !f.Installed.Ours,
 	}
+	if w.implements(f, tools, settings) {
+		c.MultiCluster = multiCluster(f)
+	}
+	return c
 }
 
 // fault prevents the operation, unless it is a warning.

@@ -6,8 +6,10 @@ import (
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 )
 
 // reads returns the rights to read what facts reads.
@@ -54,7 +56,7 @@ func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstruc
 
 // rightsToLeave returns a fault if the administrator lacks rights to take a cluster out:
 // without them leave would end half way.
-func rightsToLeave(ctx context.Context, c *cli.Cluster) []fault {
+func rightsToLeave(ctx context.Context, c *cli.Cluster, f *inspect.Facts) []fault {
 	wanted := append(reads(),
 		authorizationv1.ResourceAttributes{Verb: "update", Resource: "configmaps", Namespace: "kube-system"},
 		authorizationv1.ResourceAttributes{Verb: "delete", Group: "discovery.k8s.io", Resource: "endpointslices", Namespace: cli.Namespace},
@@ -64,6 +66,16 @@ func rightsToLeave(ctx context.Context, c *cli.Cluster) []fault {
 		authorizationv1.ResourceAttributes{Verb: "patch", Group: "apps", Resource: "daemonsets", Namespace: cli.Namespace},
 		authorizationv1.ResourceAttributes{Verb: "patch", Group: "apps", Resource: "deployments", Namespace: cli.Namespace},
 	)
+	if f.MultiCluster.Installed {
+		for _, r := range []authorizationv1.ResourceAttributes{
+			{Group: v1beta1.GroupName, Resource: v1beta1.ServiceImportPluralName}, {Resource: "services"}, {Group: "discovery.k8s.io", Resource: "endpointslices"},
+		} {
+			for _, verb := range []string{"list", "delete"} {
+				r.Verb = verb
+				wanted = append(wanted, r)
+			}
+		}
+	}
 	for _, r := range kinds() {
 		if _, err := c.Resource(ctx, r); err != nil {
 			continue // Not served, or reported by owned.

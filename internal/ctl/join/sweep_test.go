@@ -50,7 +50,7 @@ func TestLeaveSweeps(t *testing.T) {
 }
 
 func newAllOf(s *cli.Session, c *cli.Cluster, f *inspect.Facts) *all {
-	a := &all{Session: s, clusters: []*cli.Cluster{c}, facts: []*inspect.Facts{f}, settings: make([]inspect.Settings, 1)}
+	a := &all{Session: s, clusters: []*cli.Cluster{c}, facts: []*inspect.Facts{f}, settings: make([]inspect.Settings, 1), wanted: make([]*manifests.Cluster, 1)}
 	a.objects = append(a.objects, nil)
 	return a
 }

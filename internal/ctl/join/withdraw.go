@@ -13,6 +13,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
@@ -93,8 +95,17 @@ func mirrorNamespace(f *inspect.Facts) string {
 // slicesOf calls each for the EndpointSlices that the mirror has made for these clusters.
 func slicesOf(ctx context.Context, c *cli.Cluster, f *inspect.Facts, of []cluster.Name, each func(*discoveryv1.EndpointSlice) error) error {
 	ours := metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=" + mirrorName}
-	return cli.List(ctx, c.Client.DiscoveryV1().EndpointSlices(mirrorNamespace(f)), ours, func(s *discoveryv1.EndpointSlice) error {
+	err := cli.List(ctx, c.Client.DiscoveryV1().EndpointSlices(mirrorNamespace(f)), ours, func(s *discoveryv1.EndpointSlice) error {
 		if slices.Contains(of, cluster.Name(s.Annotations["mirror.semaphore.uw.io/cluster"])) {
+			return each(s)
+		}
+		return nil
+	})
+	if err != nil || !f.MultiCluster.Installed {
+		return err
+	}
+	return cli.List(ctx, c.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll), metav1.ListOptions{LabelSelector: importSlices}, func(s *discoveryv1.EndpointSlice) error {
+		if slices.Contains(of, cluster.Name(s.Labels[v1beta1.LabelSourceCluster])) {
 			return each(s)
 		}
 		return nil
@@ -103,19 +114,19 @@ func slicesOf(ctx context.Context, c *cli.Cluster, f *inspect.Facts, of []cluste
 
 // forgetSlices deletes the EndpointSlices that the mirror has made for a cluster.
 func forgetSlices(ctx context.Context, c *cli.Cluster, f *inspect.Facts, remote string) error {
-	var found []string
+	var found []types.NamespacedName
 	err := slicesOf(ctx, c, f, []cluster.Name{cluster.Name(remote)}, func(s *discoveryv1.EndpointSlice) error {
-		found = append(found, s.Name)
+		found = append(found, types.NamespacedName{Namespace: s.Namespace, Name: s.Name})
 		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("%s: list the EndpointSlices of %s: %w", c.Name, remote, err)
 	}
 	var errs []error
-	for _, name := range found {
-		err := c.Client.DiscoveryV1().EndpointSlices(mirrorNamespace(f)).Delete(ctx, name, metav1.DeleteOptions{})
+	for _, o := range found {
+		err := c.Client.DiscoveryV1().EndpointSlices(o.Namespace).Delete(ctx, o.Name, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
-			errs = append(errs, fmt.Errorf("%s: delete EndpointSlice %s: %w", c.Name, name, err))
+			errs = append(errs, fmt.Errorf("%s: delete EndpointSlice %s: %w", c.Name, o, err))
 		}
 	}
 	return errors.Join(errs...)

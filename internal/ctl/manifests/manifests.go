@@ -64,6 +64,8 @@ type Cluster struct {
 	Image string
 	// Pools are Calico's IP pools for the remotes' pod subnets.
 	Pools []*unstructured.Unstructured
+	// MultiCluster is set if the mirror implements the Multi-Cluster Services API.
+	MultiCluster *MultiCluster
 	// Foreign is whether the namespace wasn't created by semaphorectl, and isn't rendered.
 	Foreign bool
 	// Cleanup makes the agents clean up their nodes and exit.
@@ -108,6 +110,11 @@ func (c *Cluster) render() ([]*unstructured.Unstructured, error) {
 		suffix(granted, "-"+string(remote))
 		objects = append(objects, granted...)
 	}
+	multicluster, err := c.MultiCluster.render()
+	if err != nil {
+		return nil, err
+	}
+	objects = append(objects, multicluster...)
 	settings, err := settings(c.Settings)
 	if err != nil {
 		return nil, err
@@ -123,7 +130,7 @@ func (c *Cluster) render() ([]*unstructured.Unstructured, error) {
 	}
 	image := withTag(c.Image)
 	for i, o := range objects {
-		o = o.DeepCopy() // Pools belong to the caller.
+		o = o.DeepCopy() // Pools and CRDs belong to the caller.
 		walk(o.Object, func(key string, value any) any {
 			switch of, isMap := value.(map[string]any); {
 			case key == "image" && value == imageName:

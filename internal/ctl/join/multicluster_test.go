@@ -1,0 +1,140 @@
+package join
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	fakedynamic "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/mcs-api/config/crd"
+
+	appsv1 "k8s.io/api/apps/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
+)
+
+// withCoreDNS returns the objects of a CoreDNS.
+func withCoreDNS(image string) []runtime.Object {
+	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "coredns", Namespace: "kube-system"}}
+	d.Spec.Template.Spec = corev1.PodSpec{
+		ServiceAccountName: "dns",
+		Containers: []corev1.Container{{
+			Name: "coredns", Image: image, Args: []string{"-conf", "/etc/coredns/Corefile"}, VolumeMounts: []corev1.VolumeMount{{Name: "c", MountPath: "/etc/coredns"}},
+		}},
+		Volumes: []corev1.Volume{{Name: "c", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "coredns"}}}}},
+	}
+	return []runtime.Object{d, &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "coredns", Namespace: "kube-system"}, Data: map[string]string{"Corefile": ".:53 {\n    kubernetes cluster.local\n    reload\n}\n"},
+	}}
+}
+
+// TestMultiCluster decides what a cluster gets for the Multi-Cluster Services API.
+func TestMultiCluster(t *testing.T) {
+	const latest = "registry.k8s.io/coredns/coredns:v1.14.3"
+	own, err := manifests.CRDs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// crds returns both CRDs as they would be with a release, ours or not.
+	crds := func(release string, ours bool, change func(*unstructured.Unstructured)) (all []runtime.Object) {
+		for _, o := range own {
+			o = o.DeepCopy()
+			labels := map[string]string{crd.ReleaseVersionLabel: release}
+			if ours {
+				labels[manifests.ManagedLabel] = manifests.Manager
+			}
+			o.SetLabels(labels)
+			if change != nil {
+				change(o)
+			}
+			all = append(all, o)
+		}
+		return all
+	}
+	without := func(version string) func(*unstructured.Unstructured) {
+		return func(o *unstructured.Unstructured) {
+			versions, _, _ := unstructured.NestedSlice(o.Object, "spec", "versions")
+			for _, v := range versions {
+				if v := v.(map[string]any); v["name"] == version {
+					v["served"] = false
+				}
+			}
+			_ = unstructured.SetNestedSlice(o.Object, versions, "spec", "versions")
+		}
+	}
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: manifests.ImportRole, Labels: map[string]string{manifests.ManagedLabel: manifests.Manager}}}
+	for name, c := range map[string]struct {
+		have     []runtime.Object
+		objects  []runtime.Object
+		wishes   Wishes
+		settings inspect.Settings
+		// what the cluster gets: "crds", "rights", "dns", and the only fault
+		want, fault string
+	}{
+		"nothing is there":         {nil, withCoreDNS(latest), Wishes{MultiCluster: true}, nil, "crds rights dns", ""},
+		"joined again":             {crds("v0.5.2", true, nil), withCoreDNS(latest), Wishes{MultiCluster: true}, nil, "crds rights dns", ""},
+		"ours and older":           {crds("v0.4.1", true, without("v1beta1")), withCoreDNS(latest), Wishes{MultiCluster: true}, nil, "crds rights dns", ""},
+		"ours and newer":           {crds("v0.6.0", true, nil), withCoreDNS(latest), Wishes{MultiCluster: true}, nil, "rights dns", ""},
+		"of another one":           {crds("v0.4.1", false, nil), withCoreDNS(latest), Wishes{MultiCluster: true}, nil, "rights dns", ""},
+		"of another one, too old":  {crds("", false, without("v1beta1")), withCoreDNS(latest), Wishes{MultiCluster: true}, nil, "", "don't serve v1beta1 (serviceexports.multicluster.x-k8s.io: no release-version, v1alpha1 served;"},
+		"of another one, too new":  {crds("v0.9.0", false, without("v1alpha1")), withCoreDNS(latest), Wishes{MultiCluster: true}, nil, "rights", "CoreDNS reads them as v1alpha1"},
+		"an older CoreDNS":         {nil, withCoreDNS("coredns:1.11.3"), Wishes{MultiCluster: true}, nil, "crds rights", "CoreDNS 1.11.3 is too old"},
+		"an unknown CoreDNS":       {nil, withCoreDNS("dns@sha256:01"), Wishes{MultiCluster: true}, nil, "crds rights", "doesn't show the version"},
+		"no CoreDNS":               {nil, nil, Wishes{MultiCluster: true}, nil, "crds rights", ""},
+		"left out":                 {nil, withCoreDNS(latest), Wishes{MultiClusterGiven: true}, nil, "", ""},
+		"left out before":          {nil, withCoreDNS(latest), Wishes{MultiCluster: true}, inspect.Settings{multiClusterSetting: multiClusterOff}, "", ""},
+		"left out before, and now": {nil, withCoreDNS(latest), Wishes{MultiCluster: true, MultiClusterGiven: true}, inspect.Settings{multiClusterSetting: multiClusterOff}, "crds rights dns", ""},
+		"leave, with it":           {crds("v0.5.2", true, nil), append(withCoreDNS(latest), role), Wishes{}, nil, "crds rights dns", ""},
+		"leave, without it":        {nil, withCoreDNS(latest), Wishes{}, nil, "", ""},
+		"another tool":             {nil, withCoreDNS(latest), Wishes{MultiCluster: true, Tools: []string{manifests.WireGuard}}, nil, "", ""},
+	} {
+		f := inspect.Read(t.Context(), &cli.Cluster{Name: "aws", Config: &rest.Config{}, Client: fake.NewClientset(c.objects...), Dynamic: fakedynamic.NewSimpleDynamicClient(scheme.Scheme, c.have...)})
+		settings := inspect.Settings{"SEMAPHORE_REMOTES": "gcp"}
+		for key, value := range c.settings {
+			settings[key] = value
+		}
+		if c.wishes.Tools == nil {
+			c.wishes.Tools = []string{manifests.Mirror}
+		}
+		c.wishes.Image = "i:1"
+		c.wishes.choose(settings)
+		wanted := desired(f, &c.wishes, settings)
+		var got []string
+		if m := wanted.MultiCluster; m != nil {
+			if len(m.CRDs) == 2 {
+				got = append(got, "crds")
+			}
+			got = append(got, "rights")
+			if m.DNS.String() == "kube-system/dns" {
+				got = append(got, "dns")
+			}
+		}
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("%s: it gets %v, expected %s", name, got, c.want)
+		}
+		only(t, name, unimported(f, wanted), c.fault)
+		all, err := zones(wanted)
+		if err != nil || (len(all) == 2) != strings.HasSuffix(c.want, "dns") {
+			t.Errorf("%s: zones %v, %v", name, all, err)
+		}
+		objects, err := wanted.Render()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for what, object := range map[string]string{"crds": "serviceimports.multicluster.x-k8s.io", "rights": manifests.ImportRole, "dns": "semaphore-coredns-imports"} {
+			if is := slices.ContainsFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetName() == object }); is != slices.Contains(got, what) {
+				t.Errorf("%s: rendered %s: %v", name, object, is)
+			}
+		}
+	}
+}
