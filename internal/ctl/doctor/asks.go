@@ -30,8 +30,9 @@ func Asks(clusters []*inspect.Cluster) map[[2]string][]reach.Ask {
 				remotes = append(remotes, other)
 			}
 		}
-		for i := range c.Imports.Value {
-			s := &c.Imports.Value[i]
+		services := slices.Concat(c.Imports.Value, c.ClusterSetServices())
+		for i := range services {
+			s := &services[i]
 			at := slices.IndexFunc(remotes, func(r *inspect.Cluster) bool { return r.Name == s.Origin })
 			if at < 0 && s.Origin != "" || len(remotes) == 0 || s.Ready == 0 || s.Port == 0 {
 				continue

@@ -66,6 +66,17 @@ func (p *patient) services(origin string, ready int) {
 	p.aws.Imports.Value = []inspect.KubeService{web}
 }
 
+// imports installs the mirror and CoreDNS in aws, with an import that the caller changes.
+func (p *patient) imports(corefile string, change func(*inspect.ImportReport)) {
+	p.install(inspect.ServiceMirror, 2)
+	p.corefile("cluster.gcp:53 {\n}\n" + corefile)
+	report := &inspect.ImportReport{Imports: []inspect.Import{{Name: "shop/web", Type: "ClusterSetIP", Ports: []string{"http 80/TCP"}, Exports: []string{"gcp"}}}}
+	change(report)
+	p.aws.Mirrors[0].Value.MultiCluster = report
+}
+
+const clusterSet = "clusterset.local:53 {\n}\n"
+
 func (p *patient) unpublish(node int, key string) {
 	p.aws.Nodes.Value[node].Annotations["gcp."+inspect.AnnotationGroup+"/pubKey"] = key
 }
@@ -103,6 +114,36 @@ func TestCauses(t *testing.T) {
 		where  Scope
 	}{
 		"all is well": {change: func(*patient) {}},
+		"an import":   {change: func(p *patient) { p.imports(clusterSet, func(*inspect.ImportReport) {}) }},
+		"nothing is exported, without CRDs": {change: func(p *patient) {
+			p.imports("", func(r *inspect.ImportReport) { r.Imports, r.Error = nil, "the CRDs are not installed" })
+		}},
+		"a namespace that an import lacks": {change: func(p *patient) { p.imports(clusterSet, func(r *inspect.ImportReport) { r.Imports[0].Missing = true }) }},
+		"the CRDs are missing where others export": {func(p *patient) {
+			p.imports("", func(r *inspect.ImportReport) { r.Imports, r.Error = nil, "the CRDs are not installed" })
+			p.gcp.Mirrors = []inspect.Reported[inspect.Mirror]{{Fact: inspect.Fact[*inspect.Mirror]{Value: &inspect.Mirror{Leading: true, MultiCluster: &inspect.ImportReport{Imports: []inspect.Import{{Name: "shop/web"}}}}}}}
+		}, "imports-not-served", Scope{Cluster: "aws"}},
+		"a cluster with another name": {func(p *patient) {
+			p.imports(clusterSet, func(r *inspect.ImportReport) {
+				r.Imports[0].Faults = map[string]string{"gcp": "the cluster calls itself google, and is configured here as gcp"}
+			})
+		}, "cluster-id-mismatch", Scope{Cluster: "aws", Remote: "gcp"}},
+		"an export without a Service": {func(p *patient) {
+			p.imports(clusterSet, func(r *inspect.ImportReport) { r.Imports[0].Faults = map[string]string{"aws": "no Service"} })
+		}, "export-not-imported", Scope{Cluster: "aws"}},
+		"exports that differ": {func(p *patient) {
+			p.imports(clusterSet, func(r *inspect.ImportReport) {
+				r.Imports[0].Conflicts = append(r.Imports[0].Conflicts, struct{ Cluster, What string }{"gcp", "port http is 8080"})
+			})
+		}, "export-conflict", Scope{Cluster: "aws", Remote: "gcp"}},
+		"an import that waits": {func(p *patient) {
+			p.imports(clusterSet, func(r *inspect.ImportReport) { r.Imports[0].Held = "gcp, which has not synced since start" })
+		}, "import-held", Scope{Cluster: "aws"}},
+		"clusters that disagree about an import": {func(p *patient) {
+			p.imports(clusterSet, func(*inspect.ImportReport) {})
+			p.gcp.Mirrors = []inspect.Reported[inspect.Mirror]{{Fact: inspect.Fact[*inspect.Mirror]{Value: &inspect.Mirror{Leading: true, MultiCluster: &inspect.ImportReport{Imports: []inspect.Import{{Name: "shop/web", Type: "Headless"}}}}}}}
+		}, "imports-differ", Scope{Cluster: "aws", Remote: "gcp"}},
+		"CoreDNS without the zone of imports": {func(p *patient) { p.imports("", func(*inspect.ImportReport) {}) }, "clusterset-zone-missing", Scope{Cluster: "aws"}},
 		"a node that initiates handshakes": {change: func(p *patient) {
 			p.aws.Nodes.Value[0].Annotations["gcp."+inspect.AnnotationGroup+"/endpoint"] = ""
 		}},

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
 )
@@ -96,6 +97,9 @@ func cachedElsewhere(f *Facts, found func(Finding)) {
 			continue
 		}
 		zones := []string{"cluster.global"}
+		if c.DNS.Value.Serves(coredns.ClusterSet) {
+			zones = append(zones, coredns.ClusterSet)
+		}
 		for _, other := range f.Clusters {
 			if other != c {
 				zones = append(zones, "cluster."+other.Name)

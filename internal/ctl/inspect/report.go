@@ -28,6 +28,8 @@ type Mirror struct {
 	Departed    []string                `json:"departed"`
 	Omitted     int                     `json:"omitted"`
 	Credentials map[string]status.Trial `json:"credentials"`
+	// MultiCluster is nil if the Multi-Cluster Services API is off.
+	MultiCluster *ImportReport `json:"multiCluster"`
 }
 
 // FormerCluster is a cluster that is no longer configured, with the numbers of its objects.

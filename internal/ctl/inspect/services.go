@@ -41,8 +41,10 @@ type KubeService struct {
 	// Object is the name of an import, Origin the cluster of its origin; empty: it is a
 	// global service.
 	Object, Origin string
-	Headless       bool
-	ClusterIPs     []string
+	// ClusterSet is whether it is an import of the Multi-Cluster Services API.
+	ClusterSet bool
+	Headless   bool
+	ClusterIPs []string
 	// Port is the first port of TCP, one for HTTP if there is any; 0: none.
 	Port int32
 	HTTP bool
@@ -70,6 +72,9 @@ const maxSample = 32
 
 // DNS is the name of an import for clients.
 func (s *KubeService) DNS() string {
+	if s.ClusterSet {
+		return s.Name + "." + s.Namespace + ".svc.clusterset.local"
+	}
 	return s.Name + "." + s.Namespace + ".svc.cluster." + cmp.Or(s.Origin, "global")
 }
 
@@ -124,11 +129,7 @@ func (t *collector) services(ctx context.Context, namespace, selector, labels st
 				}
 			}
 		}
-		for _, ip := range o.Spec.ClusterIPs {
-			if address, err := netip.ParseAddr(ip); err == nil {
-				s.ClusterIPs = append(s.ClusterIPs, address.String())
-			}
-		}
+		s.ClusterIPs = addresses(o.Spec.ClusterIPs)
 		ports[o.Namespace+"/"+o.Name] = s.choose(o.Spec.Ports)
 		all = append(all, s)
 		return nil
@@ -157,6 +158,16 @@ func (t *collector) services(ctx context.Context, namespace, selector, labels st
 		s.Digest = digest(addresses)
 	}
 	return all, err
+}
+
+// addresses returns those of the texts that are addresses.
+func addresses(texts []string) (all []string) {
+	for _, text := range texts {
+		if address, err := netip.ParseAddr(text); err == nil {
+			all = append(all, address.String())
+		}
+	}
+	return all
 }
 
 // key is the namespace and name of an import's object.

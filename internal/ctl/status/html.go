@@ -143,6 +143,8 @@ func (v *View) HTML(to io.Writer) error {
 		},
 		"total":   func(m *Mesh) []total { return m.totals() },
 		"latency": latency,
+
+		"importColumns": importColumns,
 	}).Parse(page)
 	if err != nil {
 		return err

@@ -21,6 +21,7 @@ func (v *View) Text(to io.Writer, wide bool) error {
 	for i := range v.Meshes {
 		v.Meshes[i].text(&b, v.Taken, wide)
 	}
+	v.importsText(&b)
 	list(&b, "wrong", v.Wrong)
 	list(&b, "unknown", v.Unknown)
 	if len(v.Wrong)+len(v.Unknown) == 0 {

@@ -21,6 +21,8 @@ type View struct {
 	Taken    time.Time `json:"taken"`
 	Clusters []Cluster `json:"clusters"`
 	Meshes   []Mesh    `json:"meshes"`
+	// Imports are those of the Multi-Cluster Services API, with the clusters that agree on each.
+	Imports []Import `json:"imports,omitempty"`
 	// Wrong are faults, Unknown is what couldn't be found out.
 	Wrong   []string `json:"wrong,omitempty"`
 	Unknown []string `json:"unknown,omitempty"`
@@ -114,6 +116,7 @@ func Of(now time.Time, clusters []*inspect.Cluster) *View {
 		v.mirrors(c)
 		v.sets(c)
 	}
+	v.imports(clusters)
 	for _, l := range inspect.Lacking(clusters) {
 		v.wrong(l.Cluster.Name, "%s", l)
 	}
