@@ -29,6 +29,24 @@ const corefile = `.:53 {
 }
 `
 
+// deployment is the Deployment of CoreDNS, by which join knows its version and account.
+const deployment = `apiVersion: apps/v1
+kind: Deployment
+metadata: {name: coredns, namespace: kube-system, labels: {k8s-app: kube-dns}}
+spec:
+  selector: {matchLabels: {k8s-app: kube-dns}}
+  template:
+    metadata: {labels: {k8s-app: kube-dns}}
+    spec:
+      serviceAccountName: coredns
+      containers:
+        - name: coredns
+          image: registry.k8s.io/coredns/coredns:v1.14.3
+          args: [-conf, /etc/coredns/Corefile]
+          volumeMounts: [{name: config, mountPath: /etc/coredns}]
+      volumes: [{name: config, configMap: {name: coredns}}]
+`
+
 // join installs everything with one command, as a user does.
 func (s *show) join(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 4*patience)
@@ -38,6 +56,10 @@ func (s *show) join(ctx context.Context) (string, error) {
 		return "", err
 	}
 	s.say("aws gets the resources of Calico (Calico itself isn't needed for this), both get CoreDNS's configuration")
+	coreDNS := filepath.Join(s.dir, "coredns.yaml")
+	if err := os.WriteFile(coreDNS, []byte(deployment), 0o644); err != nil {
+		return "", err
+	}
 	for _, file := range []string{"v3.yaml", "pools.yaml"} {
 		if err := s.pair.AWS.Apply(ctx, filepath.Join(root, "policy", "testdata", file)); err != nil {
 			return "", err
@@ -52,6 +74,10 @@ func (s *show) join(ctx context.Context) (string, error) {
 			ObjectMeta: metav1.ObjectMeta{Name: "coredns"}, Data: map[string]string{"Corefile": corefile},
 		}, metav1.CreateOptions{})
 		if err != nil {
+			return "", err
+		}
+		// StartDNSWith runs it.
+		if err := c.Apply(ctx, coreDNS); err != nil {
 			return "", err
 		}
 		for _, node := range c.Nodes() {

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -37,7 +40,7 @@ func (s *show) names(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	dns, err := programs.StartDNSWith(ctx, s.binaries[tools.CoreDNS], client.Node, corefile)
+	s.dns, err = programs.StartDNSWith(ctx, s.binaries[tools.CoreDNS], client.Node, corefile)
 	if err != nil {
 		return "", err
 	}
@@ -45,7 +48,7 @@ func (s *show) names(ctx context.Context) (string, error) {
 	const name = "fluentd.sys-log.svc.cluster.aws"
 	var answer string
 	err = testbed.Wait(ctx, name+" to be answered", func(ctx context.Context) error {
-		records, err := dns.Ask(ctx, client, name, dnsmessage.TypeA)
+		records, err := s.dns.Ask(ctx, client, name, dnsmessage.TypeA)
 		if err == nil && len(records) != 1 {
 			err = fmt.Errorf("%d records", len(records))
 		}
@@ -74,8 +77,66 @@ func (s *show) names(ctx context.Context) (string, error) {
 	return "answered by " + strings.Fields(answer)[0], nil
 }
 
+// export exports a service of both clusters, and requests it in gcp by its name in the cluster
+// set until pods of both have answered.
+func (s *show) export(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	file := filepath.Join(s.dir, "export.yaml")
+	const object = "apiVersion: multicluster.x-k8s.io/v1beta1\nkind: ServiceExport\nmetadata: {name: cart, namespace: store}\n"
+	if err := os.WriteFile(file, []byte(object), 0o644); err != nil {
+		return "", err
+	}
+	client := s.pair.Pods[2]
+	for _, server := range []*testbed.Pod{s.pair.Pods[0], client} {
+		if err := putService(ctx, "store", "cart", "", server); err != nil {
+			return "", err
+		}
+		if err := server.Node.Cluster.Apply(ctx, file); err != nil {
+			return "", err
+		}
+	}
+	s.say("aws and gcp have a Service and a ServiceExport store/cart")
+	const name = "cart.store.svc.clusterset.local"
+	answers := map[string]bool{} // by cluster
+	err := testbed.Wait(ctx, name+" to be answered by both clusters", func(ctx context.Context) error {
+		records, err := s.dns.Ask(ctx, client, name, dnsmessage.TypeA)
+		if err == nil && len(records) != 1 {
+			err = fmt.Errorf("%d records", len(records))
+		}
+		if err != nil {
+			return err
+		}
+		fields := strings.Fields(records[0])
+		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		answer, err := client.Get(ctx, fmt.Sprintf("http://%s:8888/", fields[len(fields)-1]))
+		if err != nil {
+			return err
+		}
+		cluster, _, _ := strings.Cut(answer, "-")
+		if !answers[cluster] {
+			answers[cluster] = true
+			s.say("%s  GET http://%s:8888/  %s", client.Name, name, strings.TrimSpace(answer))
+		}
+		if len(answers) < 2 {
+			return errors.New("one of two clusters has answered")
+		}
+		return nil
+	})
+	if err != nil {
+		return "", err
+	}
+	out, err := s.pair.GCP.Kubectl(ctx, "-n", "store", "get", "serviceimports,services,endpointslices")
+	if err != nil {
+		return "", err
+	}
+	s.print("kubectl --context=gcp --namespace=store get serviceimports,services,endpointslices", out)
+	return "both clusters answer " + name, nil
+}
+
 // putService makes a pod of its cluster the endpoint of a service with a label of the
-// service mirror.
+// service mirror, or with none.
 func putService(ctx context.Context, namespace, service, label string, pod *testbed.Pod) error {
 	client := pod.Node.Cluster.Client()
 	if _, err := client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
@@ -83,18 +144,20 @@ func putService(ctx context.Context, namespace, service, label string, pod *test
 	}, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	label = "mirror.semaphore.uw.io/" + label
+	labels := map[string]string{}
+	if label != "" {
+		labels["mirror.semaphore.uw.io/"+label] = "true"
+	}
 	if _, err := client.CoreV1().Services(namespace).Create(ctx, &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: service, Labels: map[string]string{label: "true"}},
+		ObjectMeta: metav1.ObjectMeta{Name: service, Labels: maps.Clone(labels)},
 		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 8888}}},
 	}, metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	port, name, ready := int32(programs.PodPort), "http", true
+	labels[discoveryv1.LabelServiceName] = service
 	_, err := client.DiscoveryV1().EndpointSlices(namespace).Create(ctx, &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{Name: service + "-1", Labels: map[string]string{
-			discoveryv1.LabelServiceName: service, label: "true",
-		}},
+		ObjectMeta:  metav1.ObjectMeta{Name: service + "-1", Labels: labels},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
 		Endpoints: []discoveryv1.Endpoint{{

@@ -29,6 +29,7 @@ type show struct {
 	pair     *programs.Pair
 	standIn  *programs.StandIn
 	capture  *testbed.Capture
+	dns      *programs.DNS // of gcp
 	results  []result
 }
 

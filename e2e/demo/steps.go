@@ -27,6 +27,7 @@ var steps = []step{
 	{"An agent is killed, its device deleted, its routes flushed", (*show).broken},
 	{"The agent comes back", (*show).recovery},
 	{"A pod of gcp requests a service of aws by name", (*show).names},
+	{"A service that both clusters export has one name", (*show).export},
 	{"Cluster aws fails, and a global service continues in gcp", (*show).dies},
 	{"Pods of gcp become a network set of aws", (*show).sets},
 }
