@@ -242,6 +242,7 @@ func (d *detector) Run(ctx context.Context) error {
 		if err == nil {
 			d.served.open()
 			d.notify()
+			<-ctx.Done() // The end of a task is the end of the program.
 			return nil
 		}
 		select {
