@@ -88,7 +88,7 @@ func (s *show) export(ctx context.Context) (string, error) {
 		return "", err
 	}
 	client := s.pair.Pods[2]
-	for _, server := range []*testbed.Pod{s.pair.Pods[0], client} {
+	for _, server := range []*testbed.Pod{s.pair.Pods[0], s.pair.Pods[3]} {
 		if err := putService(ctx, "store", "cart", "", server); err != nil {
 			return "", err
 		}
