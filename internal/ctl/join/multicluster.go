@@ -174,8 +174,8 @@ func (a *all) deleteCRDs(ctx context.Context, c *cli.Cluster, f *inspect.Facts) 
 			return fmt.Errorf("%s: list %s: %w", c.Name, r, err)
 		}
 		if left > 0 {
-			a.Warn("%s: the CRDs of the Multi-Cluster Services API stay, because %s of them exist; to delete these, too: %s",
-				c.Name, cli.Count(left, "object"), a.Kubectl(c.Context, "delete customresourcedefinition %s", strings.Join(ours, " ")))
+			a.Warn("%s: the CRDs of the Multi-Cluster Services API stay, because of %s; to delete these, too: %s",
+				c.Name, cli.Count(left, "object"), a.Kubectl(c.Context, "delete customresourcedefinitions -l %s=%s", manifests.ManagedLabel, manifests.Manager))
 			return nil
 		}
 	}

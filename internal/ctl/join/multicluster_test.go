@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	fakedynamic "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -135,6 +136,55 @@ func TestMultiCluster(t *testing.T) {
 			if is := slices.ContainsFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetName() == object }); is != slices.Contains(got, what) {
 				t.Errorf("%s: rendered %s: %v", name, object, is)
 			}
+		}
+	}
+}
+
+// TestCRDsAreDeleted with the last remote if semaphorectl has created them, unless there are
+// objects of them.
+func TestCRDsAreDeleted(t *testing.T) {
+	definitions := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	for name, c := range map[string]struct {
+		ours   bool
+		export bool
+		left   int
+		says   string
+	}{
+		"ours":                {true, false, 0, "deleted the CRDs of the Multi-Cluster Services API"},
+		"ours, with exports":  {true, true, 2, "because of 1 object; to delete these, too: kubectl --context aws delete customresourcedefinitions -l app.kubernetes.io/managed-by=semaphorectl"},
+		"of another one":      {false, false, 2, ""},
+		"of another one, too": {false, true, 2, ""},
+	} {
+		var objects []runtime.Object
+		own, err := manifests.CRDs()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range own {
+			if c.ours {
+				o.SetLabels(map[string]string{manifests.ManagedLabel: manifests.Manager})
+			}
+			objects = append(objects, o)
+		}
+		if c.export {
+			objects = append(objects, &unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": "multicluster.x-k8s.io/v1beta1", "kind": "ServiceExport", "metadata": map[string]any{"name": "web", "namespace": "shop"},
+			}})
+		}
+		client := fakedynamic.NewSimpleDynamicClientWithCustomListKinds(scheme.Scheme, map[schema.GroupVersionResource]string{
+			definitions: "CustomResourceDefinitionList",
+			{Group: "multicluster.x-k8s.io", Version: "v1beta1", Resource: "serviceexports"}: "ServiceExportList",
+			{Group: "multicluster.x-k8s.io", Version: "v1beta1", Resource: "serviceimports"}: "ServiceImportList",
+		}, objects...)
+		var out strings.Builder
+		cluster := &cli.Cluster{Name: "aws", Context: "aws", Config: &rest.Config{}, Client: fake.NewClientset(), Dynamic: client}
+		f := inspect.Read(t.Context(), cluster)
+		if err := (&all{Session: &cli.Session{Err: &out}}).deleteCRDs(t.Context(), cluster, f); err != nil {
+			t.Fatal(err)
+		}
+		left, err := client.Resource(definitions).List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(left.Items) != c.left || !strings.Contains(out.String(), c.says) || c.says == "" && out.Len() > 0 {
+			t.Errorf("%s: %d CRDs are left, %v; it says %q", name, len(left.Items), err, out.String())
 		}
 	}
 }
