@@ -76,6 +76,14 @@ func rightsToLeave(ctx context.Context, c *cli.Cluster, f *inspect.Facts) []faul
 			}
 		}
 	}
+	for _, crd := range f.MultiCluster.CRDs {
+		if crd.Ours {
+			wanted = append(wanted,
+				authorizationv1.ResourceAttributes{Verb: "list", Group: v1beta1.GroupName, Resource: v1beta1.ServiceExportPluralName},
+				authorizationv1.ResourceAttributes{Verb: "delete", Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"})
+			break
+		}
+	}
 	for _, r := range kinds() {
 		if _, err := c.Resource(ctx, r); err != nil {
 			continue // Not served, or reported by owned.
