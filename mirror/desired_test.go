@@ -15,6 +15,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/paths"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // longName must be shortened. twin returns the name of a service whose mirror would have the same
@@ -214,8 +215,8 @@ func (w *world) checkSurvey(all []Service) error {
 		have := w.local.get(all[i].Name, &all[i])
 		y.note(&have, &all[i])
 	}
-	statuses := func(y *survey) map[string]ServiceStatus {
-		all := map[string]ServiceStatus{}
+	statuses := func(y *survey) map[string]status.Service {
+		all := map[string]status.Service{}
 		for name, l := range y.services {
 			all[name] = l.status
 		}

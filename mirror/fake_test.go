@@ -17,6 +17,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 const (
@@ -85,11 +86,11 @@ func (f *fakes) start(t *testing.T, adjust func(*Config)) *instance {
 }
 
 // listed waits until the check accepts a service's entry in the status.
-func (i *instance) listed(t *testing.T, name string, check func(s ServiceStatus) bool) {
+func (i *instance) listed(t *testing.T, name string, check func(s status.Service) bool) {
 	t.Helper()
 	wait(t, "the status of "+name, func() error {
 		all := i.Status().Services
-		at := slices.IndexFunc(all, func(s ServiceStatus) bool { return s.Name == name })
+		at := slices.IndexFunc(all, func(s status.Service) bool { return s.Name == name })
 		switch {
 		case at < 0:
 			return errors.New("not listed")

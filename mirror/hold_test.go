@@ -8,6 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // TestMirrorOfARenamedRemoteIsHeld renames a remote, whose prefix then belongs to a remote
@@ -229,10 +231,10 @@ func TestRemovedRemotesEndpointsAreUsedLast(t *testing.T) {
 		then     func(w *world)
 		// addresses of both services, and of the mirror
 		both, only, mirror []string
-		former             []FormerCluster
+		former             []status.FormerCluster
 	}{
-		{"nothing else is synced yet", false, func(w *world) { sync(w, false) }, []string{"10.4.0.1", "10.6.0.1"}, []string{"10.6.0.2"}, []string{"10.6.0.3"}, []FormerCluster{{"merit", 1, 3, nil}}},
-		{"another cluster is ready", false, func(w *world) { sync(w, true) }, []string{"10.4.0.1"}, []string{"10.6.0.2"}, []string{"10.6.0.3"}, []FormerCluster{{"merit", 1, 2, nil}}},
+		{"nothing else is synced yet", false, func(w *world) { sync(w, false) }, []string{"10.4.0.1", "10.6.0.1"}, []string{"10.6.0.2"}, []string{"10.6.0.3"}, []status.FormerCluster{{Name: "merit", Services: 1, Slices: 3}}},
+		{"another cluster is ready", false, func(w *world) { sync(w, true) }, []string{"10.4.0.1"}, []string{"10.6.0.2"}, []string{"10.6.0.3"}, []status.FormerCluster{{Name: "merit", Services: 1, Slices: 2}}},
 		{"the grace is over", false, func(w *world) { sync(w, true); w.setRemoveAt(time.Time{}) }, []string{"10.4.0.1"}, nil, nil, nil},
 		{"it departed", true, func(w *world) { sync(w, true) }, []string{"10.4.0.1"}, nil, nil, nil},
 		{"it departed, and nothing else is synced yet", true, func(w *world) { sync(w, false) }, []string{"10.4.0.1"}, nil, nil, nil},

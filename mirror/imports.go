@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 )
 
@@ -194,7 +195,7 @@ func (b *builder) imported(w *Service) {
 	}
 	if len(missing) == 0 {
 		for _, d := range conflict.Differences {
-			w.Conflicts = append(w.Conflicts, Conflict{d.Cluster, d.What})
+			w.Conflicts = append(w.Conflicts, status.Conflict{Cluster: d.Cluster, What: d.What})
 		}
 		w.conflict = conflict
 		w.Imported.Status = exportedBy(merged.Exports)

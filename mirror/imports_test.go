@@ -15,6 +15,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 )
 
@@ -354,7 +355,7 @@ func TestForeignObjectsOfImportsStay(t *testing.T) {
 		for _, name := range []string{"web", "db"} {
 			c.put(c.aws, svc(name), "10.4.0.1")
 			c.export(c.aws, name, 10)
-			i.listed(t, "shop/"+name, func(s ServiceStatus) bool { return strings.Contains(s.Error, "not ours") })
+			i.listed(t, "shop/"+name, func(s status.Service) bool { return strings.Contains(s.Error, "not ours") })
 		}
 		var im v1beta1.ServiceImport
 		var s corev1.Service

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // part is the service of one cluster in a global service.
@@ -19,13 +21,6 @@ type part struct {
 	drained      bool
 	remembered   bool // the local object, for clusters whose state is unknown
 	unconfigured bool // these clusters are no longer configured
-}
-
-// Conflict is a difference between the services of a global service. The first one in the
-// order of compareParts decides.
-type Conflict struct {
-	Cluster string `json:"cluster"` // whose value is ignored
-	What    string `json:"what"`
 }
 
 // compareParts orders parts by precedence.
@@ -52,7 +47,7 @@ func compareParts(a, b *part) int {
 // merge merges the specs of sorted parts. An existing service stays headless, or not, as
 // long as one part agrees, because a change would replace the service and its address for
 // all clients. running is whether the existing service is headless; nil: there is none.
-func merge(parts []*part, running *bool) (spec Spec, localFirst bool, conflicts []Conflict) {
+func merge(parts []*part, running *bool) (spec Spec, localFirst bool, conflicts []status.Conflict) {
 	first := parts[0].origin
 	spec = Spec{Traits: first.Spec.Traits}
 	if running != nil && slices.ContainsFunc(parts, func(p *part) bool { return p.origin.Spec.Headless == *running }) {
@@ -64,7 +59,7 @@ func merge(parts []*part, running *bool) (spec Spec, localFirst bool, conflicts 
 			if p.unconfigured {
 				return
 			}
-			conflicts = append(conflicts, Conflict{p.cluster, fmt.Sprintf(format, args...)})
+			conflicts = append(conflicts, status.Conflict{Cluster: p.cluster, What: fmt.Sprintf(format, args...)})
 		}
 		t := p.origin.Spec.Traits
 		spec.IPv4 = spec.IPv4 || t.IPv4

@@ -9,6 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 func tcp(name string, port int32) Port {
@@ -31,7 +33,7 @@ func TestMerge(t *testing.T) {
 		name      string
 		parts     []*part
 		want      Spec
-		conflicts []Conflict
+		conflicts []status.Conflict
 	}{
 		{"one", []*part{newPart("a", 1, four, tcp("http", 80))}, Spec{four, []Port{tcp("http", 80)}}, nil},
 		{
@@ -43,31 +45,31 @@ func TestMerge(t *testing.T) {
 			"one name, two ports: the oldest decides",
 			[]*part{newPart("b", 1, four, tcp("http", 80)), newPart("a", 2, four, tcp("http", 8080), tcp("more", 81))},
 			Spec{four, []Port{tcp("http", 80), tcp("more", 81)}},
-			[]Conflict{{"a", "port http 8080/TCP: http 80/TCP elsewhere"}},
+			[]status.Conflict{{Cluster: "a", What: "port http 8080/TCP: http 80/TCP elsewhere"}},
 		},
 		{
 			"one age: the name of the cluster decides",
 			[]*part{newPart("b", 1, four, tcp("http", 80)), newPart("a", 1, four, tcp("http", 81))},
 			Spec{four, []Port{tcp("http", 81)}},
-			[]Conflict{{"b", "port http 80/TCP: http 81/TCP elsewhere"}},
+			[]status.Conflict{{Cluster: "b", What: "port http 80/TCP: http 81/TCP elsewhere"}},
 		},
 		{
 			"one port, two names",
 			[]*part{newPart("a", 1, four, tcp("http", 80)), newPart("b", 2, four, tcp("web", 80))},
 			Spec{four, []Port{tcp("http", 80)}},
-			[]Conflict{{"b", `port web 80/TCP: named "http" elsewhere`}},
+			[]status.Conflict{{Cluster: "b", What: `port web 80/TCP: named "http" elsewhere`}},
 		},
 		{
 			"only a single port has no name",
 			[]*part{newPart("a", 1, four, tcp("", 80)), newPart("b", 2, four, tcp("web", 81))},
 			Spec{four, []Port{tcp("", 80)}},
-			[]Conflict{{"b", "port web 81/TCP beside 80/TCP"}},
+			[]status.Conflict{{Cluster: "b", What: "port web 81/TCP beside 80/TCP"}},
 		},
 		{
 			"headless and not",
 			[]*part{newPart("a", 2, Traits{Headless: true, IPv4: true}), newPart("b", 1, four, tcp("http", 80))},
 			Spec{four, []Port{tcp("http", 80)}},
-			[]Conflict{{"a", "headless or not"}},
+			[]status.Conflict{{Cluster: "a", What: "headless or not"}},
 		},
 		{
 			"what is remembered comes before all",
@@ -76,7 +78,7 @@ func TestMerge(t *testing.T) {
 				{origin: &Origin{Created: time.Unix(9, 0), Spec: Spec{four, []Port{tcp("http", 81)}}}, remembered: true},
 			},
 			Spec{four, []Port{tcp("http", 81)}},
-			[]Conflict{{"a", "port http 80/TCP: http 81/TCP elsewhere"}},
+			[]status.Conflict{{Cluster: "a", What: "port http 80/TCP: http 81/TCP elsewhere"}},
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -105,11 +107,11 @@ func TestExistingServiceKeepsItsType(t *testing.T) {
 		second    Traits
 		running   *bool
 		headless  bool
-		conflicts []Conflict
+		conflicts []status.Conflict
 	}{
-		{"nothing runs: the first decides", none, address, nil, true, []Conflict{{"b", "headless or not"}}},
-		{"the older joiner is the conflict", none, address, &no, false, []Conflict{{"a", "headless or not"}}},
-		{"the other way round", address, none, &yes, true, []Conflict{{"a", "headless or not"}}},
+		{"nothing runs: the first decides", none, address, nil, true, []status.Conflict{{Cluster: "b", What: "headless or not"}}},
+		{"the older joiner is the conflict", none, address, &no, false, []status.Conflict{{Cluster: "a", What: "headless or not"}}},
+		{"the other way round", address, none, &yes, true, []status.Conflict{{Cluster: "a", What: "headless or not"}}},
 		{"no part agrees with the existing service", none, none, &no, true, nil},
 		{"all agree", none, none, &yes, true, nil},
 	} {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 const metricsPrefix = "semaphore_service_mirror_"
@@ -204,7 +205,7 @@ type totals struct {
 	global, imports, conflicts, renamed, outdated, failing, blocked int
 	held, lingering, overridden, reports, reportFaults              int
 	leading                                                         bool
-	former                                                          []FormerCluster
+	former                                                          []status.FormerCluster
 }
 
 type clusterTotals struct {

@@ -13,6 +13,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 )
 
@@ -75,7 +76,7 @@ type Service struct {
 	Slices             []Slice // sorted by name
 	// Endpoints: an object of that deprecated kind must exist as well.
 	Endpoints bool
-	Conflicts []Conflict
+	Conflicts []status.Conflict
 	Tallies   map[string]*Tally // by cluster
 	// Outdated: endpoints of stale clusters are omitted. Drained are the clusters with
 	// endpoints that are omitted because they are drained. Needed are frontends of stale and

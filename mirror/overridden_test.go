@@ -14,6 +14,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // count returns how many requests have a verb and a resource, such as "patch services".
@@ -61,7 +62,7 @@ func TestServiceThatAdmissionChangesIsWrittenOnce(t *testing.T) {
 		if n := count(f.gcp, "patch services"); n != 0 {
 			t.Errorf("%d patches of the Service, want none", n)
 		}
-		i.listed(t, webName, func(s ServiceStatus) bool {
+		i.listed(t, webName, func(s status.Service) bool {
 			return len(s.Overridden) == 1 && s.Overridden[0].Returned && slices.Equal(s.Overridden[0].Fields, []string{"spec.trafficDistribution"})
 		})
 		if all := warnings(f.gcp, "Overridden"); len(all) != 1 || !strings.Contains(all[0], webName+": service "+webName+": the API server stores other values than those written: spec.trafficDistribution") {
@@ -83,7 +84,7 @@ func TestServiceThatAdmissionChangesIsWrittenOnce(t *testing.T) {
 		// The policy ends, which no object shows.
 		f.gcp.Hook(func(h *kubetest.Hooks) { h.Admit = nil })
 		time.Sleep(keep.Calm)
-		i.listed(t, webName, func(s ServiceStatus) bool { return s.inOrder() })
+		i.listed(t, webName, func(s status.Service) bool { return s.InOrder() })
 		var s corev1.Service
 		if f.gcp.Get("services", home, webName, &s); s.Spec.TrafficDistribution != nil || count(f.gcp, "patch services") != 2 {
 			t.Errorf("%d patches, trafficDistribution %v", count(f.gcp, "patch services"), s.Spec.TrafficDistribution)
@@ -132,7 +133,7 @@ func TestObjectsThatAnotherClientChangesWaitLonger(t *testing.T) {
 		if n, m := count(f.gcp, "patch services"), count(f.gcp, "patch endpointslices"); n > 10 || m > 10 || n < 5 || m < 5 {
 			t.Errorf("%d and %d patches in 20 s, want a few", n, m)
 		}
-		i.listed(t, webName, func(s ServiceStatus) bool { return len(s.Overridden) == 2 && !s.Overridden[0].Returned })
+		i.listed(t, webName, func(s status.Service) bool { return len(s.Overridden) == 2 && !s.Overridden[0].Returned })
 		if all := warnings(f.gcp, "Overridden"); len(all) < 1 || len(all) > 2 || !strings.Contains(all[len(all)-1], "changes it after each write") {
 			t.Errorf("Events %q", all)
 		}
@@ -155,7 +156,7 @@ func TestObjectsThatAnotherClientChangesWaitLonger(t *testing.T) {
 		// They end, and the objects are as desired.
 		f.gcp.Hook(func(h *kubetest.Hooks) { h.Answer = nil })
 		time.Sleep(2 * keep.Calm)
-		i.listed(t, webName, func(s ServiceStatus) bool { return s.inOrder() })
+		i.listed(t, webName, func(s status.Service) bool { return s.InOrder() })
 		var s corev1.Service
 		if f.gcp.Get("services", home, webName, &s); s.Spec.SessionAffinity != corev1.ServiceAffinityNone {
 			t.Errorf("session affinity %s", s.Spec.SessionAffinity)

@@ -7,32 +7,8 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
-
-// PathStatus is the status of path reports.
-type PathStatus struct {
-	// ReadyNodes is the number of ready local nodes, Reports the number of them with a
-	// report.
-	ReadyNodes int `json:"readyNodes"`
-	Reports    int `json:"reports"`
-	// Withdrawn are remote nodes whose endpoints are withdrawn.
-	Withdrawn []WithdrawnNode `json:"withdrawn,omitempty"`
-	// Faults are the errors of invalid or partly invalid reports, by name.
-	Faults map[string]string `json:"faults,omitempty"`
-	// Error is the error of reading reports.
-	Error string `json:"error,omitempty"`
-}
-
-// WithdrawnNode is a remote node whose endpoints are withdrawn.
-type WithdrawnNode struct {
-	Cluster string    `json:"cluster"`
-	Node    string    `json:"node"`
-	Since   time.Time `json:"since"`
-	// ReportedBy is the number of ready local nodes that report it as down now.
-	ReportedBy int `json:"reportedBy"`
-	// Services is the number of services with endpoints on it.
-	Services int `json:"services"`
-}
 
 // judge updates verdicts, and logs and counts changes, with one line per remote, as all nodes
 // of a cluster may change at once. Callers hold mu.
@@ -59,15 +35,15 @@ func (c *Controller) judge(now time.Time) {
 }
 
 // pathStatus returns the status of path reports. Callers hold mu.
-func (c *Controller) pathStatus() PathStatus {
+func (c *Controller) pathStatus() status.PathReports {
 	p := c.snapshot.paths
-	s := PathStatus{ReadyNodes: len(p.ready), Reports: len(p.counted)}
+	s := status.PathReports{ReadyNodes: len(p.ready), Reports: len(p.counted)}
 	for n, v := range p.verdicts {
 		if v.withdrawn {
-			s.Withdrawn = append(s.Withdrawn, WithdrawnNode{n.cluster, n.node, v.since, p.down(n), len(p.origins[n])})
+			s.Withdrawn = append(s.Withdrawn, status.WithdrawnNode{Cluster: n.cluster, Node: n.node, Since: v.since, ReportedBy: p.down(n), Services: len(p.origins[n])})
 		}
 	}
-	slices.SortFunc(s.Withdrawn, func(a, b WithdrawnNode) int {
+	slices.SortFunc(s.Withdrawn, func(a, b status.WithdrawnNode) int {
 		return cmp.Or(cmp.Compare(a.Cluster, b.Cluster), cmp.Compare(a.Node, b.Node))
 	})
 	for _, name := range slices.Sorted(maps.Keys(c.local.faults)) {

@@ -15,102 +15,10 @@ import (
 // maxListed is the maximum number of entries of each list in a Status.
 const maxListed = 500
 
-// Status is the status of a controller, for /status.
-type Status struct {
-	Leading  bool            `json:"leading"`
-	Clusters []ClusterStatus `json:"clusters"`
-	Services []ServiceStatus `json:"services"`
-	// Rejected are origins that are not copied.
-	Rejected []RejectedStatus `json:"rejected"`
-	// Former are clusters that are no longer configured, and of which objects are left.
-	// Departed are configured ones that are ignored because they left.
-	Former   []FormerCluster `json:"former,omitempty"`
-	Departed []string        `json:"departed,omitempty"`
-	Paths    PathStatus      `json:"paths"`
-	// MultiCluster is that of the Multi-Cluster Services API; nil: disabled.
-	MultiCluster *MultiClusterStatus `json:"multiCluster,omitempty"`
-	// Omitted is the number of entries beyond maxListed.
-	Omitted int `json:"omitted,omitempty"`
-}
-
-// ClusterStatus is the status of one cluster.
-type ClusterStatus struct {
-	Name      string        `json:"name"`
-	Local     bool          `json:"local,omitempty"`
-	Prefix    string        `json:"prefix,omitempty"`
-	Watches   []WatchStatus `json:"watches"`
-	Services  int           `json:"services"`
-	Endpoints int           `json:"endpoints"`
-	Refused   int           `json:"refused"`
-	// Withdrawn is the number of endpoints on nodes with broken paths.
-	Withdrawn int `json:"withdrawn,omitempty"`
-	// Drained: the cluster is marked as drained.
-	Drained bool `json:"drained,omitempty"`
-	// Bounds is what is omitted because of the quota.
-	Bounds string `json:"bounds,omitempty"`
-}
-
-// WatchStatus is the status of the watch of one kind in one cluster.
-type WatchStatus struct {
-	Kind        string     `json:"kind"`
-	Synced      bool       `json:"synced"`
-	Stale       bool       `json:"stale,omitempty"`
-	LastContact *time.Time `json:"lastContact,omitempty"`
-	Error       string     `json:"error,omitempty"`
-}
-
-// ServiceStatus is one local service. Services with problems are listed first.
-type ServiceStatus struct {
-	Name      string     `json:"name"`
-	Origin    string     `json:"origin,omitempty"`
-	Clusters  []string   `json:"clusters,omitempty"`
-	Conflicts []Conflict `json:"conflicts,omitempty"`
-	// Instead is the origin that has this one's default name.
-	Instead string `json:"nameTakenBy,omitempty"`
-	// Refused has an example of the rejected endpoints, by cluster.
-	Refused map[string]string `json:"refused,omitempty"`
-	// Foreign are foreign endpoint slices of this service.
-	Foreign []string `json:"foreignSlices,omitempty"`
-	// Withdrawn is the number of endpoints on nodes with broken paths, by cluster. Drained
-	// are the clusters with endpoints that are omitted because they are drained.
-	Withdrawn map[string]int `json:"withdrawn,omitempty"`
-	Drained   []string       `json:"drained,omitempty"`
-	// Needed are families, and ports, for which a drained, stale or removed cluster is still
-	// used because no other one has a ready endpoint, by cluster; at most maxNeeded each.
-	Needed map[string][]string `json:"needed,omitempty"`
-	Held   string              `json:"held,omitempty"`
-	// Overridden are objects of the service that others change again, each time they are
-	// written; known to the leader only.
-	Overridden []status.Override `json:"overridden,omitempty"`
-	// RemovedAt is when the removal of the service is no longer held.
-	RemovedAt *time.Time `json:"removedAt,omitempty"`
-	Error     string     `json:"error,omitempty"`
-}
-
-// FormerCluster is a cluster that is no longer configured.
-type FormerCluster struct {
-	Name string `json:"name"`
-	// Services are its mirrors, Slices those and its part of global services.
-	Services int `json:"services"`
-	Slices   int `json:"slices"`
-	// RemovedAt is when they are removed; nil: now.
-	RemovedAt *time.Time `json:"removedAt,omitempty"`
-}
-
-// RejectedStatus is one origin that is not copied.
-type RejectedStatus struct {
-	Origin string `json:"origin"`
-	Reason string `json:"reason"`
-}
-
-func (s *ServiceStatus) inOrder() bool {
-	return len(s.Conflicts) == 0 && s.Instead == "" && len(s.Refused) == 0 && len(s.Withdrawn) == 0 && len(s.Foreign) == 0 && s.Held == "" && len(s.Overridden) == 0 && s.Error == ""
-}
-
 // Status returns the controller's status.
-func (c *Controller) Status() Status {
+func (c *Controller) Status() status.Mirror {
 	t := c.totals()
-	s := Status{Leading: t.leading, Clusters: c.clusterStatus(t), Services: c.services(), Rejected: c.rejected()}
+	s := status.Mirror{Leading: t.leading, Clusters: c.clusterStatus(t), Services: c.services(), Rejected: c.rejected()}
 	// Services with problems are first, and stay when the list is truncated.
 	s.Services, s.Omitted = cut(s.Services, s.Omitted)
 	s.Rejected, s.Omitted = cut(s.Rejected, s.Omitted)
@@ -126,14 +34,14 @@ func (c *Controller) Status() Status {
 }
 
 // former returns the clusters that are no longer configured. Callers hold mu.
-func (c *Controller) former() []FormerCluster {
-	var all []FormerCluster
+func (c *Controller) former() []status.FormerCluster {
+	var all []status.FormerCluster
 	s := c.snapshot
 	for _, name := range slices.Sorted(maps.Keys(s.local.made)) {
 		if name == "" || s.clusters[name] {
 			continue
 		}
-		of := FormerCluster{Name: name, Services: s.local.made[name].services, Slices: s.local.made[name].slices}
+		of := status.FormerCluster{Name: name, Services: s.local.made[name].services, Slices: s.local.made[name].slices}
 		if at := s.removal(name); !at.IsZero() {
 			of.RemovedAt = &at
 		}
@@ -152,7 +60,7 @@ type survey struct {
 
 // surveyed is one service. It is immutable.
 type surveyed struct {
-	status ServiceStatus // without errors
+	status status.Service // without errors
 	want   *Service
 }
 
@@ -166,7 +74,7 @@ func (y *survey) note(have *Observed, w *Service) {
 		y.totals.add(last, -1)
 		delete(y.services, w.Name)
 	}
-	e := ServiceStatus{Name: w.Name, Clusters: w.Clusters, Conflicts: w.Conflicts, Held: w.Hold, Foreign: have.foreign(w), Drained: w.Drained, Needed: w.Needed}
+	e := status.Service{Name: w.Name, Clusters: w.Clusters, Conflicts: w.Conflicts, Held: w.Hold, Foreign: have.foreign(w), Drained: w.Drained, Needed: w.Needed}
 	if !w.Absent {
 		e.Origin = w.Origin.String()
 	}
@@ -196,7 +104,7 @@ func (y *survey) note(have *Observed, w *Service) {
 			e.Refused[cluster] = tally.Example
 		}
 	}
-	if !w.Absent || !e.inOrder() {
+	if !w.Absent || !e.InOrder() {
 		l := &surveyed{e, w}
 		y.services[w.Name] = l
 		y.totals.add(l, 1)
@@ -243,7 +151,7 @@ func (c *Controller) totals() totals {
 }
 
 // services returns the status of all services: those with problems first, by name.
-func (c *Controller) services() []ServiceStatus {
+func (c *Controller) services() []status.Service {
 	failing := map[string]error{}
 	if writer := c.leading(); writer != nil {
 		failing = writer.Failing()
@@ -254,17 +162,17 @@ func (c *Controller) services() []ServiceStatus {
 	overridden := past.Open(time.Now())
 	for name := range overridden {
 		if listed[name] == nil {
-			listed[name] = &surveyed{status: ServiceStatus{Name: name}}
+			listed[name] = &surveyed{status: status.Service{Name: name}}
 		}
 	}
 	for _, errs := range []map[string]error{failing, blocked} {
 		for name := range errs {
 			if listed[name] == nil {
-				listed[name] = &surveyed{status: ServiceStatus{Name: name}}
+				listed[name] = &surveyed{status: status.Service{Name: name}}
 			}
 		}
 	}
-	all := make([]ServiceStatus, 0, len(listed))
+	all := make([]status.Service, 0, len(listed))
 	for name, l := range listed {
 		e := l.status
 		e.Overridden = overridden[name]
@@ -273,15 +181,15 @@ func (c *Controller) services() []ServiceStatus {
 		}
 		all = append(all, e)
 	}
-	slices.SortFunc(all, func(a, b ServiceStatus) int {
-		return cmp.Or(boolCompare(a.inOrder(), b.inOrder()), cmp.Compare(a.Name, b.Name))
+	slices.SortFunc(all, func(a, b status.Service) int {
+		return cmp.Or(boolCompare(a.InOrder(), b.InOrder()), cmp.Compare(a.Name, b.Name))
 	})
 	return all
 }
 
 // rejected returns the origins that are not copied.
-func (c *Controller) rejected() []RejectedStatus {
-	all := []RejectedStatus{}
+func (c *Controller) rejected() []status.RejectedOrigin {
+	all := []status.RejectedOrigin{}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, id := range c.snapshot.order {
@@ -291,11 +199,11 @@ func (c *Controller) rejected() []RejectedStatus {
 				reason = fmt.Sprintf("the maximum of %d services of %s is reached", c.memo.quotas[id.cluster].bounds.Services, id.cluster)
 			}
 			if reason != "" {
-				all = append(all, RejectedStatus{ID{id.cluster, k}.String(), reason})
+				all = append(all, status.RejectedOrigin{Origin: ID{id.cluster, k}.String(), Reason: reason})
 			}
 		}
 	}
-	slices.SortFunc(all, func(a, b RejectedStatus) int { return cmp.Compare(a.Origin, b.Origin) })
+	slices.SortFunc(all, func(a, b status.RejectedOrigin) int { return cmp.Compare(a.Origin, b.Origin) })
 	return slices.Compact(all)
 }
 
@@ -306,14 +214,14 @@ func cut[T any](list []T, omitted int) ([]T, int) {
 	return list[:maxListed], omitted + len(list) - maxListed
 }
 
-func (c *Controller) clusterStatus(t totals) []ClusterStatus {
-	var all []ClusterStatus
+func (c *Controller) clusterStatus(t totals) []status.MirrorCluster {
+	var all []status.MirrorCluster
 	for _, src := range c.sources {
 		name := src.id.cluster
-		i := slices.IndexFunc(all, func(cs ClusterStatus) bool { return cs.Name == name })
+		i := slices.IndexFunc(all, func(cs status.MirrorCluster) bool { return cs.Name == name })
 		if i < 0 {
 			of := t.clusters[name]
-			cs := ClusterStatus{Name: name, Local: true, Services: of.services, Endpoints: of.endpoints, Refused: of.refused, Withdrawn: of.withdrawn, Drained: of.drained, Bounds: of.bounds}
+			cs := status.MirrorCluster{Name: name, Local: true, Services: of.services, Endpoints: of.endpoints, Refused: of.refused, Withdrawn: of.withdrawn, Drained: of.drained, Bounds: of.bounds}
 			if r := c.remote(name); r != nil {
 				cs.Local, cs.Prefix = false, r.Prefix
 			}
@@ -341,8 +249,8 @@ type health interface {
 	OverQuota() error
 }
 
-func watchStatus(w health, kind string) WatchStatus {
-	s := WatchStatus{Kind: kind, Synced: w.Synced(), Stale: w.Stale()}
+func watchStatus(w health, kind string) status.Watch {
+	s := status.Watch{Kind: kind, Synced: w.Synced(), Stale: w.Stale()}
 	if last := w.LastContact(); !last.IsZero() {
 		s.LastContact = &last
 	}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // TestWhatMustGoIsUrgent changes the endpoints of a global service, which has Endpoints as well.
@@ -136,7 +137,7 @@ func TestAddressesLeaveEndpointsWhileAnotherIsRefused(t *testing.T) {
 		refusing = true
 		offer("10.4.0.1", "10.4.0.3")
 		has("10.4.0.1")
-		i.listed(t, webName, func(s ServiceStatus) bool { return strings.Contains(s.Error, "update endpoints") })
+		i.listed(t, webName, func(s status.Service) bool { return strings.Contains(s.Error, "update endpoints") })
 		refusing = false
 		has("10.4.0.1", "10.4.0.3")
 	})

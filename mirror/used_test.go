@@ -16,6 +16,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // offers adds slices of a global service to a cluster, one for each text like
@@ -416,7 +417,7 @@ func TestRetainedSlicesLoseTheirOtherPorts(t *testing.T) {
 		if n := count(f.gcp, "patch endpointslices") - before; n < 5 || n > 8 {
 			t.Errorf("%d patches in a minute, want one each ten seconds", n)
 		}
-		i.listed(t, globalName, func(s ServiceStatus) bool { return len(s.Overridden) == 1 && !s.Overridden[0].Returned })
+		i.listed(t, globalName, func(s status.Service) bool { return len(s.Overridden) == 1 && !s.Overridden[0].Returned })
 	})
 }
 

@@ -133,28 +133,11 @@ func (p *program) tasks() []run.Task {
 	return append(tasks, p.replica)
 }
 
-// mirrorReport is what /status serves.
-type mirrorReport struct {
-	Version  string          `json:"version"`
-	Cluster  string          `json:"cluster"`
-	Election *electionReport `json:"election,omitempty"`
-	mirror.Status
-	NotReady string `json:"notReady,omitempty"`
-	// NotServed are the errors of addresses that are not listened on.
-	NotServed map[string]string `json:"notServed,omitempty"`
-	// Credentials are the results of requests with the credentials that are on disk.
-	Credentials map[string]status.Trial `json:"credentials,omitempty"`
-}
-
-type electionReport struct {
-	Leader string `json:"leader"`
-	Error  string `json:"error,omitempty"`
-}
-
 func (p *program) status() any {
-	r := mirrorReport{Version: process.Build(), Cluster: p.cfg.ClusterName, Status: p.controller.Status(), NotServed: p.servers.Failing(), Credentials: p.trials.Report()}
+	r := p.controller.Status()
+	r.Version, r.Cluster, r.NotServed, r.Credentials = process.Build(), p.cfg.ClusterName, p.servers.Failing(), p.trials.Report()
 	if p.replica.Elected() {
-		r.Election = &electionReport{Leader: p.replica.Leader()}
+		r.Election = &status.Election{Leader: p.replica.Leader()}
 		if err := p.replica.Err(); err != nil {
 			r.Election.Error = err.Error()
 		}

@@ -9,30 +9,30 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
-	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 
 // statusCommand is "semaphore-service-mirror status".
-func statusCommand() report.Command[mirrorReport] {
-	return report.Command[mirrorReport]{Program: "semaphore-service-mirror", Address: ":8081", Show: showReport}
+func statusCommand() report.Command[status.Mirror] {
+	return report.Command[status.Mirror]{Program: "semaphore-service-mirror", Address: ":8081", Show: showReport}
 }
 
 // showReport shows clusters and the services with problems.
-func showReport(p *report.Page, rep *mirrorReport) {
+func showReport(p *report.Page, rep *status.Mirror) {
 	p.Line("semaphore-service-mirror %s", rep.Version)
 	p.Line("cluster %s", rep.Cluster)
 	election := rep.Election
 	if election == nil {
-		election = new(electionReport)
+		election = new(status.Election)
 	}
 	p.Replica(rep.Leading, election.Leader, "failures", election.Error)
 	p.Failing("not ready", rep.NotReady)
 	p.Failures(rep.NotServed)
 
 	tokens.Show(p, rep.Credentials, func(remote string) bool {
-		return slices.ContainsFunc(rep.Clusters, func(c mirror.ClusterStatus) bool {
-			return c.Name == remote && slices.ContainsFunc(c.Watches, func(w mirror.WatchStatus) bool { return w.Error != "" })
+		return slices.ContainsFunc(rep.Clusters, func(c status.MirrorCluster) bool {
+			return c.Name == remote && slices.ContainsFunc(c.Watches, func(w status.Watch) bool { return w.Error != "" })
 		})
 	})
 	clusters := p.Table("CLUSTER", "PREFIX", "CONTACT", "SYNCED", "SERVICES", "ENDPOINTS", "REFUSED")
@@ -82,7 +82,7 @@ func showReport(p *report.Page, rep *mirrorReport) {
 
 // showPaths shows the nodes whose endpoints are withdrawn, and faults of the reports of
 // paths.
-func showPaths(p *report.Page, rep *mirrorReport) {
+func showPaths(p *report.Page, rep *status.Mirror) {
 	paths := &rep.Paths
 	withdrawn, nodes := p.Table("WITHDRAWN", "NODE", "SINCE", "REPORTED BY", "SERVICES"), map[string][]string{}
 	for i := range paths.Withdrawn {
@@ -106,7 +106,7 @@ func showPaths(p *report.Page, rep *mirrorReport) {
 }
 
 // showNeeded shows which services still use a drained cluster.
-func showNeeded(p *report.Page, cluster string, services []mirror.ServiceStatus) {
+func showNeeded(p *report.Page, cluster string, services []status.Service) {
 	var still []string
 	for i := range services {
 		if needed := services[i].Needed[cluster]; len(needed) > 0 {
@@ -119,7 +119,7 @@ func showNeeded(p *report.Page, cluster string, services []mirror.ServiceStatus)
 }
 
 // showCluster shows a cluster by the oldest contact of its watches.
-func showCluster(p *report.Page, t *report.Table, c *mirror.ClusterStatus) {
+func showCluster(p *report.Page, t *report.Table, c *status.MirrorCluster) {
 	last, synced := &p.Now, 0
 	for i := range c.Watches {
 		w := &c.Watches[i]
@@ -145,7 +145,7 @@ func showCluster(p *report.Page, t *report.Table, c *mirror.ClusterStatus) {
 // problem is a problem of a service.
 type problem struct{ what, detail string }
 
-func problemsOf(s *mirror.ServiceStatus, now time.Time) []problem {
+func problemsOf(s *status.Service, now time.Time) []problem {
 	var all []problem
 	add := func(what, detail string) {
 		if detail != "" {

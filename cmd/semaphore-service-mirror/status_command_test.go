@@ -9,31 +9,29 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report/reporttest"
-	"github.com/kube-semaphore/kube-semaphore/mirror"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // wellReport is a report in which nothing is wrong.
-func wellReport() mirrorReport {
+func wellReport() status.Mirror {
 	now := reporttest.Now
-	watches := func() []mirror.WatchStatus {
-		return []mirror.WatchStatus{
+	watches := func() []status.Watch {
+		return []status.Watch{
 			{Kind: "services to mirror", Synced: true, LastContact: &now},
 			{Kind: "endpoint slices of services to mirror", Synced: true, LastContact: &now},
 		}
 	}
-	return mirrorReport{
-		Version: "v1.2.3", Cluster: "gcp", Election: &electionReport{Leader: "mirror-0"},
-		Status: mirror.Status{
-			Leading: true,
-			Clusters: []mirror.ClusterStatus{
-				{Name: "aws", Prefix: "aws", Watches: watches(), Services: 2, Endpoints: 7},
-				{Name: "gcp", Local: true, Watches: watches()},
-			},
-			Services: []mirror.ServiceStatus{
-				{Name: "aws-sys-log-73736d-fluentd", Origin: "aws/sys-log/fluentd", Clusters: []string{"aws"}},
-			},
-			Rejected: []mirror.RejectedStatus{},
+	return status.Mirror{
+		Version: "v1.2.3", Cluster: "gcp", Election: &status.Election{Leader: "mirror-0"},
+		Leading: true,
+		Clusters: []status.MirrorCluster{
+			{Name: "aws", Prefix: "aws", Watches: watches(), Services: 2, Endpoints: 7},
+			{Name: "gcp", Local: true, Watches: watches()},
 		},
+		Services: []status.Service{
+			{Name: "aws-sys-log-73736d-fluentd", Origin: "aws/sys-log/fluentd", Clusters: []string{"aws"}},
+		},
+		Rejected: []status.RejectedOrigin{},
 	}
 }
 
@@ -58,8 +56,8 @@ func TestStatusListsWhatStillUsesADrainedCluster(t *testing.T) {
 	rep := wellReport()
 	rep.Clusters[0].Drained = true
 	rep.Services = append(rep.Services,
-		mirror.ServiceStatus{Name: "gl-shop-73736d-web", Drained: []string{"aws"}, Needed: map[string][]string{"aws": {"IPv6 http", "IPv6 metrics"}}},
-		mirror.ServiceStatus{Name: "gl-shop-73736d-api", Drained: []string{"aws"}, Needed: map[string][]string{"merit": {"IPv6"}}})
+		status.Service{Name: "gl-shop-73736d-web", Drained: []string{"aws"}, Needed: map[string][]string{"aws": {"IPv6 http", "IPv6 metrics"}}},
+		status.Service{Name: "gl-shop-73736d-api", Drained: []string{"aws"}, Needed: map[string][]string{"merit": {"IPv6"}}})
 	got := reporttest.Run(t, statusCommand(), rep)
 	const want = "\ncluster aws is drained\nit is still used where no other cluster has a ready endpoint: gl-shop-73736d-web (IPv6 http, IPv6 metrics)\n"
 	if got.Code != 0 || !strings.Contains(got.Stdout, want) {
@@ -90,18 +88,18 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	before, later := reporttest.Now.Add(-time.Hour), reporttest.Now.Add(time.Minute)
 	for _, c := range []struct {
 		name  string
-		spoil func(*mirrorReport)
+		spoil func(*status.Mirror)
 		want  []string // what is wrong, a line each
 		shown string   // something in a table
 	}{
 		{
 			"no leader",
-			func(rep *mirrorReport) { rep.Leading, rep.Election = false, &electionReport{Error: "forbidden"} },
+			func(rep *status.Mirror) { rep.Leading, rep.Election = false, &status.Election{Error: "forbidden"} },
 			[]string{"no replica writes, as far as this one knows", "election: forbidden"}, "",
 		},
 		{
 			"a cluster that is out of contact, by its worst watch",
-			func(rep *mirrorReport) {
+			func(rep *status.Mirror) {
 				w := rep.Clusters[0].Watches
 				w[0].LastContact, w[0].Error, w[0].Stale = &before, "connection refused", true
 			},
@@ -113,8 +111,8 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"a cluster that was never read",
-			func(rep *mirrorReport) {
-				rep.Clusters[0].Watches[1] = mirror.WatchStatus{Kind: "endpoint slices"}
+			func(rep *status.Mirror) {
+				rep.Clusters[0].Watches[1] = status.Watch{Kind: "endpoint slices"}
 				rep.NotReady = "services of aws: not read\nand more"
 			},
 			[]string{"not ready: services of aws: not read; and more", "cluster aws: endpoint slices: not synced since start"},
@@ -122,13 +120,13 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"services that are not in order, and what is not copied",
-			func(rep *mirrorReport) {
-				rep.Services = append(rep.Services, mirror.ServiceStatus{
+			func(rep *status.Mirror) {
+				rep.Services = append(rep.Services, status.Service{
 					Name: "gl-a-73736d-b", Origin: "a/b", Error: "forbidden", Held: "aws not read", Instead: "aws/x/y",
-					Conflicts: []mirror.Conflict{{Cluster: "aws", What: "port \x1b[31m80"}},
+					Conflicts: []status.Conflict{{Cluster: "aws", What: "port \x1b[31m80"}},
 					Refused:   map[string]string{"merit": "192.0.2.1", "aws": "127.0.0.1"}, Foreign: []string{"s-1", "s-2"},
 				})
-				rep.Rejected = []mirror.RejectedStatus{{Origin: "aws/a/external", Reason: "type ExternalName"}}
+				rep.Rejected = []status.RejectedOrigin{{Origin: "aws/a/external", Reason: "type ExternalName"}}
 				rep.Omitted = 7
 			},
 			[]string{"services not in order: gl-a-73736d-b", "not copied: aws/a/external"},
@@ -149,8 +147,8 @@ aws/a/external  type ExternalName
 		},
 		{
 			"clusters that were removed",
-			func(rep *mirrorReport) {
-				rep.Former = []mirror.FormerCluster{{Name: "merit", Services: 2, Slices: 3, RemovedAt: &later}, {Name: "old", Slices: 1}}
+			func(rep *status.Mirror) {
+				rep.Former = []status.FormerCluster{{Name: "merit", Services: 2, Slices: 3, RemovedAt: &later}, {Name: "old", Slices: 1}}
 				rep.Departed = []string{"aws"}
 			},
 			[]string{
@@ -170,7 +168,7 @@ aws/a/external  type ExternalName
 
 func TestStatusOfAProgramThatHasNotRun(t *testing.T) {
 	p := deadProgram(t)
-	got := reporttest.Run(t, statusCommand(), p.status().(mirrorReport))
+	got := reporttest.Run(t, statusCommand(), p.status().(status.Mirror))
 	wrong, _ := got.Wrong()
 	if got.Code != 1 || !slices.Contains(wrong, "no replica writes, as far as this one knows") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 
@@ -35,12 +36,12 @@ func (b *mirrorBed) testRefusals(t *testing.T) {
 	must(t, putService(t.Context(), b.aws, "web", svc("good"), slice(svc("good"), "good", "10.4.1.2")))
 	b.leadsTo(t, "aws-web-73736d-good", "10.4.1.2")
 	b.leadsTo(t, "aws-web-73736d-hostile", "10.4.1.1")
-	i.listed(t, "aws-web-73736d-hostile", func(s mirror.ServiceStatus) bool { return s.Refused["aws"] != "" })
-	status := i.Status()
-	if diff := cmp.Diff([]mirror.RejectedStatus{{Origin: "aws/web/elsewhere", Reason: "type ExternalName: it has a name elsewhere, and no endpoints"}}, status.Rejected); diff != "" {
+	i.listed(t, "aws-web-73736d-hostile", func(s status.Service) bool { return s.Refused["aws"] != "" })
+	report := i.Status()
+	if diff := cmp.Diff([]status.RejectedOrigin{{Origin: "aws/web/elsewhere", Reason: "type ExternalName: it has a name elsewhere, and no endpoints"}}, report.Rejected); diff != "" {
 		t.Errorf("rejected (-want +got):\n%s", diff)
 	}
-	for _, c := range status.Clusters {
+	for _, c := range report.Clusters {
 		if c.Name == "aws" && (c.Refused != 6 || c.Endpoints != 2 || c.Services != 2) {
 			t.Errorf("aws: %+v", c)
 		}
@@ -169,7 +170,7 @@ func (b *mirrorBed) testForeign(t *testing.T) {
 	must(t, putService(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
 	must(t, putService(t.Context(), b.aws, "shop", svc("fine"), slice(svc("fine"), "fine-1", "10.4.0.2")))
 	b.leadsTo(t, "aws-shop-73736d-fine", "10.4.0.2")
-	i.listed(t, name, func(s mirror.ServiceStatus) bool { return strings.Contains(s.Error, "in the way and not ours") })
+	i.listed(t, name, func(s status.Service) bool { return strings.Contains(s.Error, "in the way and not ours") })
 	must(t, removeService(t.Context(), b.aws, "shop", "web"))
 	wait(t, "no more error", func() error {
 		for _, s := range i.Status().Services {
@@ -186,7 +187,7 @@ func (b *mirrorBed) testForeign(t *testing.T) {
 
 	// Without the foreign service, ours takes its place.
 	must(t, putService(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
-	i.listed(t, name, func(s mirror.ServiceStatus) bool { return s.Error != "" })
+	i.listed(t, name, func(s status.Service) bool { return s.Error != "" })
 	must(t, removeService(t.Context(), b.gcp, home, name))
 	b.leadsTo(t, name, "10.4.0.1")
 
@@ -194,7 +195,7 @@ func (b *mirrorBed) testForeign(t *testing.T) {
 	planted := slice(s, "planted", "10.2.0.66")
 	planted.Labels[discoveryv1.LabelServiceName] = name
 	must(t, putSlice(t.Context(), b.gcp, home, planted))
-	i.listed(t, name, func(s mirror.ServiceStatus) bool { return slices.Equal(s.Foreign, []string{"planted"}) })
+	i.listed(t, name, func(s status.Service) bool { return slices.Equal(s.Foreign, []string{"planted"}) })
 	b.recorded(t, name, "ForeignEndpoints")
 	b.leadsTo(t, name, "10.2.0.66", "10.4.0.1")
 }

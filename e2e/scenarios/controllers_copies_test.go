@@ -18,7 +18,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
-	"github.com/kube-semaphore/kube-semaphore/mirror"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
@@ -115,7 +114,7 @@ func (m mirrors) read(ctx context.Context, list *unstructured.UnstructuredList) 
 }
 
 func (m mirrors) fault(ctx context.Context, p *programs.Program, remote, name string) (string, error) {
-	var status mirror.Status
+	var status status.Mirror
 	err := p.Status(ctx, &status)
 	for i := range status.Services {
 		if s := &status.Services[i]; s.Name == m.local(remote, name) {
@@ -126,7 +125,7 @@ func (m mirrors) fault(ctx context.Context, p *programs.Program, remote, name st
 }
 
 func (m mirrors) removedAt(ctx context.Context, p *programs.Program, remote string) (*time.Time, error) {
-	var status mirror.Status
+	var status status.Mirror
 	err := p.Status(ctx, &status)
 	for i := range status.Services {
 		if s := &status.Services[i]; strings.HasPrefix(s.Name, m.local(remote, "")) && s.RemovedAt != nil {
@@ -137,7 +136,7 @@ func (m mirrors) removedAt(ctx context.Context, p *programs.Program, remote stri
 }
 
 func (mirrors) contact(ctx context.Context, p *programs.Program, remote string) (stale bool, fault string, err error) {
-	var status mirror.Status
+	var status status.Mirror
 	err = p.Status(ctx, &status)
 	for i := range status.Clusters {
 		if c := &status.Clusters[i]; c.Name == remote {
@@ -150,7 +149,7 @@ func (mirrors) contact(ctx context.Context, p *programs.Program, remote string) 
 }
 
 func (mirrors) bounded(ctx context.Context, p *programs.Program, remote string) (said string, err error) {
-	var status mirror.Status
+	var status status.Mirror
 	err = p.Status(ctx, &status)
 	for i := range status.Clusters {
 		if c := &status.Clusters[i]; c.Name == remote {

@@ -22,7 +22,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/paths"
-	"github.com/kube-semaphore/kube-semaphore/mirror"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // failover is a mesh of two nodes in each of two clusters. In gcp the service mirror
@@ -140,7 +140,7 @@ func (f *failover) each(t *testing.T, do func(a, b *testbed.Node) error, gcp ...
 	}
 }
 
-func (f *failover) status(ctx context.Context) (s mirror.Status, err error) {
+func (f *failover) status(ctx context.Context) (s status.Mirror, err error) {
 	err = f.mirror.Status(ctx, &s)
 	return s, err
 }

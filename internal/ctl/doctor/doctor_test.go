@@ -39,7 +39,7 @@ func down(p *status.Peer, sign string, rx int64) {
 func (p *patient) install(program string, ready int32) {
 	p.aws.Workloads.Value = append(p.aws.Workloads.Value, inspect.Workload{Kind: "Deployment", Name: program, Wanted: 2, Ready: ready})
 	if program == inspect.ServiceMirror && ready > 0 {
-		p.aws.Mirrors = []inspect.Reported[inspect.Mirror]{{Fact: inspect.Fact[*inspect.Mirror]{Value: &inspect.Mirror{Leading: true}}}}
+		p.aws.Mirrors = []inspect.Reported[status.Mirror]{{Fact: inspect.Fact[*status.Mirror]{Value: &status.Mirror{Leading: true}}}}
 	}
 }
 
@@ -67,10 +67,10 @@ func (p *patient) services(origin string, ready int) {
 }
 
 // imports installs the mirror and CoreDNS in aws, with an import that the caller changes.
-func (p *patient) imports(corefile string, change func(*inspect.ImportReport)) {
+func (p *patient) imports(corefile string, change func(*status.MultiCluster)) {
 	p.install(inspect.ServiceMirror, 2)
 	p.corefile("cluster.gcp:53 {\n}\n" + corefile)
-	report := &inspect.ImportReport{Imports: []inspect.Import{{Name: "shop/web", Type: "ClusterSetIP", Ports: []string{"http 80/TCP"}, Exports: []string{"gcp"}}}}
+	report := &status.MultiCluster{Imports: []status.Import{{Name: "shop/web", Type: "ClusterSetIP", Ports: []string{"http 80/TCP"}, Exports: []string{"gcp"}}}}
 	change(report)
 	p.aws.Mirrors[0].Value.MultiCluster = report
 }
@@ -114,36 +114,36 @@ func TestCauses(t *testing.T) {
 		where  Scope
 	}{
 		"all is well": {change: func(*patient) {}},
-		"an import":   {change: func(p *patient) { p.imports(clusterSet, func(*inspect.ImportReport) {}) }},
+		"an import":   {change: func(p *patient) { p.imports(clusterSet, func(*status.MultiCluster) {}) }},
 		"nothing is exported, without CRDs": {change: func(p *patient) {
-			p.imports("", func(r *inspect.ImportReport) { r.Imports, r.Error = nil, "the CRDs are not installed" })
+			p.imports("", func(r *status.MultiCluster) { r.Imports, r.Error = nil, "the CRDs are not installed" })
 		}},
-		"a namespace that an import lacks": {change: func(p *patient) { p.imports(clusterSet, func(r *inspect.ImportReport) { r.Imports[0].Missing = true }) }},
+		"a namespace that an import lacks": {change: func(p *patient) { p.imports(clusterSet, func(r *status.MultiCluster) { r.Imports[0].Missing = true }) }},
 		"the CRDs are missing where others export": {func(p *patient) {
-			p.imports("", func(r *inspect.ImportReport) { r.Imports, r.Error = nil, "the CRDs are not installed" })
-			p.gcp.Mirrors = []inspect.Reported[inspect.Mirror]{{Fact: inspect.Fact[*inspect.Mirror]{Value: &inspect.Mirror{Leading: true, MultiCluster: &inspect.ImportReport{Imports: []inspect.Import{{Name: "shop/web"}}}}}}}
+			p.imports("", func(r *status.MultiCluster) { r.Imports, r.Error = nil, "the CRDs are not installed" })
+			p.gcp.Mirrors = []inspect.Reported[status.Mirror]{{Fact: inspect.Fact[*status.Mirror]{Value: &status.Mirror{Leading: true, MultiCluster: &status.MultiCluster{Imports: []status.Import{{Name: "shop/web"}}}}}}}
 		}, "imports-not-served", Scope{Cluster: "aws"}},
 		"a cluster with another name": {func(p *patient) {
-			p.imports(clusterSet, func(r *inspect.ImportReport) {
+			p.imports(clusterSet, func(r *status.MultiCluster) {
 				r.Imports[0].Faults = map[string]string{"gcp": "the cluster calls itself google, and is configured here as gcp"}
 			})
 		}, "cluster-id-mismatch", Scope{Cluster: "aws", Remote: "gcp"}},
 		"an export without a Service": {func(p *patient) {
-			p.imports(clusterSet, func(r *inspect.ImportReport) { r.Imports[0].Faults = map[string]string{"aws": "no Service"} })
+			p.imports(clusterSet, func(r *status.MultiCluster) { r.Imports[0].Faults = map[string]string{"aws": "no Service"} })
 		}, "export-not-imported", Scope{Cluster: "aws"}},
 		"exports that differ": {func(p *patient) {
-			p.imports(clusterSet, func(r *inspect.ImportReport) {
-				r.Imports[0].Conflicts = append(r.Imports[0].Conflicts, struct{ Cluster, What string }{"gcp", "port http is 8080"})
+			p.imports(clusterSet, func(r *status.MultiCluster) {
+				r.Imports[0].Conflicts = append(r.Imports[0].Conflicts, status.Conflict{Cluster: "gcp", What: "port http is 8080"})
 			})
 		}, "export-conflict", Scope{Cluster: "aws", Remote: "gcp"}},
 		"an import that waits": {func(p *patient) {
-			p.imports(clusterSet, func(r *inspect.ImportReport) { r.Imports[0].Held = "gcp, which has not synced since start" })
+			p.imports(clusterSet, func(r *status.MultiCluster) { r.Imports[0].Held = "gcp, which has not synced since start" })
 		}, "import-held", Scope{Cluster: "aws"}},
 		"clusters that disagree about an import": {func(p *patient) {
-			p.imports(clusterSet, func(*inspect.ImportReport) {})
-			p.gcp.Mirrors = []inspect.Reported[inspect.Mirror]{{Fact: inspect.Fact[*inspect.Mirror]{Value: &inspect.Mirror{Leading: true, MultiCluster: &inspect.ImportReport{Imports: []inspect.Import{{Name: "shop/web", Type: "Headless"}}}}}}}
+			p.imports(clusterSet, func(*status.MultiCluster) {})
+			p.gcp.Mirrors = []inspect.Reported[status.Mirror]{{Fact: inspect.Fact[*status.Mirror]{Value: &status.Mirror{Leading: true, MultiCluster: &status.MultiCluster{Imports: []status.Import{{Name: "shop/web", Type: "Headless"}}}}}}}
 		}, "imports-differ", Scope{Cluster: "aws", Remote: "gcp"}},
-		"CoreDNS without the zone of imports": {func(p *patient) { p.imports("", func(*inspect.ImportReport) {}) }, "clusterset-zone-missing", Scope{Cluster: "aws"}},
+		"CoreDNS without the zone of imports": {func(p *patient) { p.imports("", func(*status.MultiCluster) {}) }, "clusterset-zone-missing", Scope{Cluster: "aws"}},
 		"a node that initiates handshakes": {change: func(p *patient) {
 			p.aws.Nodes.Value[0].Annotations["gcp."+inspect.AnnotationGroup+"/endpoint"] = ""
 		}},
@@ -373,18 +373,18 @@ func TestCauses(t *testing.T) {
 		"a mirror that may not write": {func(p *patient) {
 			p.services("gcp", 2)
 			p.aws.Imports.Value, p.aws.Workloads.Value[1].Ready = nil, 1
-			p.aws.Mirrors[0].Value.Election.Error = `leases.coordination.k8s.io "semaphore-service-mirror" is forbidden: User "x" cannot update resource "leases"`
-			p.aws.Mirrors[0].Value.Services = []inspect.Service{{Name: "gcp-shop-73736d-web", Error: `services is forbidden: User "x" cannot create resource "services"`}}
+			p.aws.Mirrors[0].Value.Election = &status.Election{Error: `leases.coordination.k8s.io "semaphore-service-mirror" is forbidden: User "x" cannot update resource "leases"`}
+			p.aws.Mirrors[0].Value.Services = []status.Service{{Name: "gcp-shop-73736d-web", Error: `services is forbidden: User "x" cannot create resource "services"`}}
 		}, "own-api-failing", Scope{Cluster: "aws"}},
 		"a mirror that may not write and doesn't lead any more": {func(p *patient) {
 			p.install(inspect.ServiceMirror, 0)
 			p.corefile("cluster.gcp:53 {\n}\n")
-			p.aws.Mirrors = []inspect.Reported[inspect.Mirror]{{Fact: inspect.Fact[*inspect.Mirror]{Value: &inspect.Mirror{}}}}
-			p.aws.Mirrors[0].Value.Election.Error = `leases.coordination.k8s.io "semaphore-service-mirror" is forbidden: User "x" cannot get resource "leases"`
+			p.aws.Mirrors = []inspect.Reported[status.Mirror]{{Fact: inspect.Fact[*status.Mirror]{Value: &status.Mirror{}}}}
+			p.aws.Mirrors[0].Value.Election = &status.Election{Error: `leases.coordination.k8s.io "semaphore-service-mirror" is forbidden: User "x" cannot get resource "leases"`}
 		}, "own-api-failing", Scope{Cluster: "aws"}},
 		"a mirror whose lease is refused by an admission policy": {func(p *patient) {
 			p.services("gcp", 2)
-			p.aws.Mirrors[0].Value.Election.Error = `leases.coordination.k8s.io "semaphore-service-mirror" is forbidden: ValidatingAdmissionPolicy 'no' with binding 'no' denied request: no`
+			p.aws.Mirrors[0].Value.Election = &status.Election{Error: `leases.coordination.k8s.io "semaphore-service-mirror" is forbidden: ValidatingAdmissionPolicy 'no' with binding 'no' denied request: no`}
 		}, "admission-refuses", Scope{Cluster: "aws"}},
 		"a policy controller that may not write": {func(p *patient) {
 			r := p.policy()
@@ -470,14 +470,11 @@ func TestCauses(t *testing.T) {
 		"a service without a mirror, which is rejected": {func(p *patient) {
 			p.services("gcp", 2)
 			p.aws.Imports.Value = nil
-			p.aws.Mirrors[0].Value.Rejected = []struct {
-				Origin string `json:"origin"`
-				Reason string `json:"reason"`
-			}{{"gcp/shop/web", "invalid"}}
+			p.aws.Mirrors[0].Value.Rejected = []status.RejectedOrigin{{Origin: "gcp/shop/web", Reason: "invalid"}}
 		}, "service-not-in-order", Scope{Cluster: "aws", Remote: "gcp"}},
 		"services of a cluster that is no longer configured": {func(p *patient) {
 			p.services("gcp", 2)
-			p.aws.Mirrors[0].Value.Former = []inspect.FormerCluster{{Name: "merit", Services: 1, Slices: 2}}
+			p.aws.Mirrors[0].Value.Former = []status.FormerCluster{{Name: "merit", Services: 1, Slices: 2}}
 		}, "service-not-in-order", Scope{Cluster: "aws", Remote: "merit"}},
 		"a remote that the mirror ignores because it left": {func(p *patient) {
 			p.services("gcp", 2)

@@ -126,8 +126,8 @@ func (f *Facts) agents() iter.Seq2[*inspect.Cluster, *inspect.Reported[status.Ag
 	return reports(f, func(c *inspect.Cluster) []inspect.Reported[status.Agent] { return c.Agents })
 }
 
-func (f *Facts) mirrors() iter.Seq2[*inspect.Cluster, *inspect.Reported[inspect.Mirror]] {
-	return reports(f, func(c *inspect.Cluster) []inspect.Reported[inspect.Mirror] { return c.Mirrors })
+func (f *Facts) mirrors() iter.Seq2[*inspect.Cluster, *inspect.Reported[status.Mirror]] {
+	return reports(f, func(c *inspect.Cluster) []inspect.Reported[status.Mirror] { return c.Mirrors })
 }
 
 func (f *Facts) policies() iter.Seq2[*inspect.Cluster, *inspect.Reported[status.Policy]] {

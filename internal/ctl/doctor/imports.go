@@ -8,6 +8,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // importRules are about the Multi-Cluster Services API. They are silent where nothing is
@@ -18,7 +19,7 @@ func importRules() []Rule {
 			ID: "imports-not-served", Local: true, After: []string{"own-api-failing"},
 			Remedy: "run semaphorectl join, which installs the CRDs and the rights, or see docs/multi-cluster-services.md; to do without the API in this cluster, semaphorectl join --mcs=false",
 			Find: func(f *Facts, found func(Finding)) {
-				f.eachImporting(func(c *inspect.Cluster, report *inspect.ImportReport, source string) {
+				f.eachImporting(func(c *inspect.Cluster, report *status.MultiCluster, source string) {
 					if report.Error != "" {
 						found(Finding{Scope{Cluster: c.Name}, "nothing is imported into " + c.Name, []Evidence{{report.Error, source}}})
 					}
@@ -43,7 +44,7 @@ func importRules() []Rule {
 			ID:     "export-conflict",
 			Remedy: "give the Services of this name the same ports, type and affinity in all clusters that export it; the first export by age decides until then",
 			Find: func(f *Facts, found func(Finding)) {
-				f.eachImport(func(c *inspect.Cluster, i *inspect.Import, source string) {
+				f.eachImport(func(c *inspect.Cluster, i *status.Import, source string) {
 					for _, conflict := range i.Conflicts {
 						found(Finding{Scope{Cluster: c.Name, Remote: remoteOf(c, conflict.Cluster)}, "the exports of " + i.Name + " differ", []Evidence{{conflict.Cluster + ": " + conflict.What, source}}})
 					}
@@ -54,7 +55,7 @@ func importRules() []Rule {
 			ID: "import-held", After: connecting(),
 			Remedy: "connect the mirror with that cluster again, or remove the cluster with semaphorectl leave",
 			Find: func(f *Facts, found func(Finding)) {
-				f.eachImport(func(c *inspect.Cluster, i *inspect.Import, source string) {
+				f.eachImport(func(c *inspect.Cluster, i *status.Import, source string) {
 					if i.Held != "" {
 						found(Finding{Scope{Cluster: c.Name}, "the import " + i.Name + " of " + c.Name + " waits", []Evidence{{i.Held, source}}})
 					}
@@ -97,7 +98,7 @@ const callsItself = "the cluster calls itself"
 
 // eachImporting iterates over the clusters whose mirror reports about imports, if any cluster
 // exports something.
-func (f *Facts) eachImporting(do func(c *inspect.Cluster, report *inspect.ImportReport, source string)) {
+func (f *Facts) eachImporting(do func(c *inspect.Cluster, report *status.MultiCluster, source string)) {
 	if len(inspect.SharedImports(f.Clusters)) == 0 {
 		return
 	}
@@ -108,8 +109,8 @@ func (f *Facts) eachImporting(do func(c *inspect.Cluster, report *inspect.Import
 	}
 }
 
-func (f *Facts) eachImport(do func(c *inspect.Cluster, i *inspect.Import, source string)) {
-	f.eachImporting(func(c *inspect.Cluster, report *inspect.ImportReport, source string) {
+func (f *Facts) eachImport(do func(c *inspect.Cluster, i *status.Import, source string)) {
+	f.eachImporting(func(c *inspect.Cluster, report *status.MultiCluster, source string) {
 		for i := range report.Imports {
 			do(c, &report.Imports[i], source)
 		}
@@ -118,7 +119,7 @@ func (f *Facts) eachImport(do func(c *inspect.Cluster, i *inspect.Import, source
 
 // importFaults finds exports that aren't imported, for some reasons.
 func (f *Facts) importFaults(found func(Finding), what string, is func(why string) bool) {
-	f.eachImport(func(c *inspect.Cluster, i *inspect.Import, source string) {
+	f.eachImport(func(c *inspect.Cluster, i *status.Import, source string) {
 		for _, of := range slices.Sorted(maps.Keys(i.Faults)) {
 			if why := i.Faults[of]; is(why) {
 				found(Finding{Scope{Cluster: c.Name, Remote: remoteOf(c, of)}, fmt.Sprintf(what, of, c.Name), []Evidence{{i.Name + ": " + why, source}}})

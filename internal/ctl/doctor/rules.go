@@ -197,7 +197,7 @@ func admissionRefuses(f *Facts, found func(Finding)) {
 		}
 	}
 	for c, m := range f.mirrors() {
-		say(Scope{Cluster: c.Name}, m.Value.Election.Error, m.Source)
+		say(Scope{Cluster: c.Name}, m.Value.ElectionError(), m.Source)
 		for i := range m.Value.Services {
 			say(Scope{Cluster: c.Name}, m.Value.Services[i].Error, m.Source)
 		}
@@ -341,7 +341,7 @@ func ownFailing(f *Facts, found func(Finding)) {
 		}
 	}
 	for c, m := range f.mirrors() {
-		writes(c, inspect.ServiceMirror, m.Value.Election.Error, m.Source)
+		writes(c, inspect.ServiceMirror, m.Value.ElectionError(), m.Source)
 		for i := range m.Value.Services {
 			if err := m.Value.Services[i].Error; kindOf(err) == "rights-missing" {
 				writes(c, inspect.ServiceMirror, err, m.Source)

@@ -37,7 +37,7 @@ func (t *collector) ask(ctx context.Context) {
 		case agent.name:
 			t.Agents = append(t.Agents, Reported[status.Agent]{Pod: pod})
 		case mirror.name:
-			t.Mirrors = append(t.Mirrors, Reported[Mirror]{Pod: pod})
+			t.Mirrors = append(t.Mirrors, Reported[status.Mirror]{Pod: pod})
 		case policy.name:
 			t.Policies = append(t.Policies, Reported[status.Policy]{Pod: pod})
 		}

@@ -11,37 +11,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
-
-// ImportReport is the report of the service mirror about the Multi-Cluster Services API.
-type ImportReport struct {
-	// Error is why the API isn't served, or what it can't read.
-	Error   string   `json:"error"`
-	Imports []Import `json:"imports"`
-}
-
-// Import is an import of a cluster, or an export of the cluster without one.
-type Import struct {
-	Name string   `json:"name"` // with its namespace
-	Type string   `json:"type"` // empty: there is no import
-	IPs  []string `json:"ips"`
-	// Ports are as in "http 80/TCP".
-	Ports []string `json:"ports"`
-	// Exports are the clusters that export it, by precedence.
-	Exports   []string       `json:"exports"`
-	Endpoints map[string]int `json:"endpoints"` // used ones, by cluster
-	Conflicts []struct {
-		Cluster, What string
-	} `json:"conflicts"`
-	// Faults are why exports aren't imported, by cluster.
-	Faults  map[string]string `json:"faults"`
-	Missing bool              `json:"namespaceMissing"`
-	Held    string            `json:"held"`
-}
 
 // ImportReport returns the report of a cluster's leading service mirror about imports, and the
 // command that shows it; nil: there is none.
-func (c *Cluster) ImportReport() (report *ImportReport, source string) {
+func (c *Cluster) ImportReport() (report *status.MultiCluster, source string) {
 	for i := range c.Mirrors {
 		if m := &c.Mirrors[i]; m.Known() && m.Value.Leading {
 			return m.Value.MultiCluster, m.Source
@@ -51,7 +26,7 @@ func (c *Cluster) ImportReport() (report *ImportReport, source string) {
 }
 
 // same is what clusters must agree on.
-func (i *Import) same() string {
+func same(i *status.Import) string {
 	return fmt.Sprintf("%s, ports %s, exported by %s", cmp.Or(i.Type, "no import"), cmp.Or(strings.Join(i.Ports, " and "), "none"), cmp.Or(strings.Join(i.Exports, ", "), "none"))
 }
 
@@ -66,7 +41,7 @@ type SharedImport struct {
 
 // ImportView is an import as some clusters agree on it.
 type ImportView struct {
-	Import
+	status.Import
 	Clusters []string
 }
 
@@ -77,7 +52,7 @@ func (s *SharedImport) Disagree() string {
 	}
 	var all []string
 	for i := range s.Views {
-		all = append(all, strings.Join(s.Views[i].Clusters, ", ")+": "+s.Views[i].same())
+		all = append(all, strings.Join(s.Views[i].Clusters, ", ")+": "+same(&s.Views[i].Import))
 	}
 	return strings.Join(all, "; ")
 }
@@ -101,7 +76,7 @@ func SharedImports(clusters []*Cluster) []SharedImport {
 				s.Without = append(s.Without, c.Name)
 				continue
 			}
-			at := slices.IndexFunc(s.Views, func(v ImportView) bool { return v.same() == i.same() })
+			at := slices.IndexFunc(s.Views, func(v ImportView) bool { return same(&v.Import) == same(&i) })
 			if at < 0 {
 				s.Views = append(s.Views, ImportView{Import: i})
 				at = len(s.Views) - 1

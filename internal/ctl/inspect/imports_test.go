@@ -4,17 +4,19 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // TestClusterSetServices asks imports that have addresses, endpoints and a port of TCP, by
 // names that are valid.
 func TestClusterSetServices(t *testing.T) {
-	one := func(name string, ports ...string) Import {
-		return Import{Name: name, Type: "ClusterSetIP", IPs: []string{"10.102.0.1", "x"}, Ports: ports, Endpoints: map[string]int{"gcp": 1, "aws": 1}}
+	one := func(name string, ports ...string) status.Import {
+		return status.Import{Name: name, Type: "ClusterSetIP", IPs: []string{"10.102.0.1", "x"}, Ports: ports, Endpoints: map[string]int{"gcp": 1, "aws": 1}}
 	}
 	idle, headless := one("shop/idle", "http 80/TCP"), one("shop/headless", "80/TCP")
 	idle.Endpoints, headless.IPs = nil, nil
-	c := &Cluster{Mirrors: []Reported[Mirror]{{Fact: Fact[*Mirror]{Value: &Mirror{Leading: true, MultiCluster: &ImportReport{Imports: []Import{
+	c := &Cluster{Mirrors: []Reported[status.Mirror]{{Fact: Fact[*status.Mirror]{Value: &status.Mirror{Leading: true, MultiCluster: &status.MultiCluster{Imports: []status.Import{
 		one("shop/web", "dns 53/UDP", "metrics 9090/TCP", "http 80/TCP"), one("shop/udp", "53/UDP"), idle, headless,
 		one("shop/../x", "80/TCP"), one("--all/x", "80/TCP"), one("sys-semaphore/x", "80/TCP"), one("shop/large", "99999/TCP"),
 	}}}}}}}

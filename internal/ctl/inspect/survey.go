@@ -57,7 +57,7 @@ type Cluster struct {
 	Settings Fact[map[string]string]
 
 	Agents   []Reported[status.Agent]
-	Mirrors  []Reported[Mirror]
+	Mirrors  []Reported[status.Mirror]
 	Policies []Reported[status.Policy]
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // Import is an import of the Multi-Cluster Services API as some clusters agree on it. If
@@ -57,7 +58,7 @@ func (v *View) imports(clusters []*inspect.Cluster) {
 }
 
 // importFaults describes the conflicts and faults of an import.
-func importFaults(i *inspect.Import) []string {
+func importFaults(i *status.Import) []string {
 	var all []string
 	for _, conflict := range i.Conflicts {
 		all = append(all, "conflict with "+conflict.Cluster+": "+conflict.What)

@@ -9,43 +9,44 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect/inspecttest"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // importing lets the mirror of a cluster report about imports.
-func importing(c *inspect.Cluster, imports ...inspect.Import) {
-	c.Mirrors = []inspect.Reported[inspect.Mirror]{{Fact: inspect.Fact[*inspect.Mirror]{Value: &inspect.Mirror{
-		Leading: true, MultiCluster: &inspect.ImportReport{Imports: imports},
+func importing(c *inspect.Cluster, imports ...status.Import) {
+	c.Mirrors = []inspect.Reported[status.Mirror]{{Fact: inspect.Fact[*status.Mirror]{Value: &status.Mirror{
+		Leading: true, MultiCluster: &status.MultiCluster{Imports: imports},
 	}}}}
 }
 
 // TestImports shows the imports of all clusters in one table, and which clusters disagree.
 func TestImports(t *testing.T) {
-	web := inspect.Import{Name: "shop/web", Type: "ClusterSetIP", IPs: []string{"10.102.0.1"}, Ports: []string{"http 80/TCP"}, Exports: []string{"gcp", "aws"}, Endpoints: map[string]int{"gcp": 2}}
+	web := status.Import{Name: "shop/web", Type: "ClusterSetIP", IPs: []string{"10.102.0.1"}, Ports: []string{"http 80/TCP"}, Exports: []string{"gcp", "aws"}, Endpoints: map[string]int{"gcp": 2}}
 	inGCP := web
 	inGCP.IPs = []string{"10.104.0.1"} // Each cluster has its own addresses.
-	missing := inspect.Import{Name: "shop/web", Missing: true}
+	missing := status.Import{Name: "shop/web", Missing: true}
 	headless := web
 	headless.Type = "Headless"
 	conflict := web
-	conflict.Conflicts = append(conflict.Conflicts, struct{ Cluster, What string }{"aws", "port http is 8080"})
-	faulty := inspect.Import{Name: "shop/db", Faults: map[string]string{"aws": "no Service"}}
+	conflict.Conflicts = append(conflict.Conflicts, status.Conflict{Cluster: "aws", What: "port http is 8080"})
+	faulty := status.Import{Name: "shop/db", Faults: map[string]string{"aws": "no Service"}}
 	for name, c := range map[string]struct {
-		aws, gcp []inspect.Import
+		aws, gcp []status.Import
 		rows     []string
 		wrong    []string
 	}{
 		"nothing is exported": {},
-		"clusters agree": {[]inspect.Import{web}, []inspect.Import{inGCP},
+		"clusters agree": {[]status.Import{web}, []status.Import{inGCP},
 			[]string{"shop/web ClusterSetIP http 80/TCP gcp (2), aws (0) aws, gcp - -"}, nil},
-		"a cluster lacks the namespace": {[]inspect.Import{web}, []inspect.Import{missing},
+		"a cluster lacks the namespace": {[]status.Import{web}, []status.Import{missing},
 			[]string{"shop/web ClusterSetIP http 80/TCP gcp (2), aws (0) aws gcp -"}, nil},
-		"clusters disagree": {[]inspect.Import{web}, []inspect.Import{headless},
+		"clusters disagree": {[]status.Import{web}, []status.Import{headless},
 			[]string{"shop/web ClusterSetIP http 80/TCP gcp (2), aws (0) aws - -", "shop/web Headless http 80/TCP gcp (2), aws (0) gcp - -"},
 			[]string{"import shop/web differs between clusters: aws: ClusterSetIP, ports http 80/TCP, exported by gcp, aws; gcp: Headless, ports http 80/TCP, exported by gcp, aws"}},
-		"a conflict": {[]inspect.Import{conflict}, []inspect.Import{conflict},
+		"a conflict": {[]status.Import{conflict}, []status.Import{conflict},
 			[]string{"shop/web ClusterSetIP http 80/TCP gcp (2), aws (0) aws, gcp - conflict with aws: port http is 8080"},
 			[]string{"aws, gcp: import shop/web: conflict with aws: port http is 8080"}},
-		"an export without a Service": {[]inspect.Import{faulty}, nil,
+		"an export without a Service": {[]status.Import{faulty}, nil,
 			[]string{"shop/db - - - aws - the export of aws: no Service"}, []string{"aws: import shop/db: the export of aws: no Service"}},
 	} {
 		clusters := inspecttest.Pair(2)

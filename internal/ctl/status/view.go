@@ -378,7 +378,7 @@ func (v *View) mirrors(c *inspect.Cluster) {
 			v.unknown(c.Name, "%s: %s: %s", c.Name, what, err)
 		}
 	}
-	led(v, c, inspect.ServiceMirror, c.Mirrors, func(m *inspect.Mirror) bool { return m.Leading })
+	led(v, c, inspect.ServiceMirror, c.Mirrors, func(m *status.Mirror) bool { return m.Leading })
 	for i := range c.Mirrors {
 		m := &c.Mirrors[i]
 		if !m.Known() || !m.Value.Leading {

@@ -56,8 +56,8 @@ func TestView(t *testing.T) {
 		},
 		"controllers that don't answer": {
 			change: func(aws, _ *inspect.Cluster) {
-				aws.Mirrors = []inspect.Reported[inspect.Mirror]{{Pod: inspect.Pod{Name: "mirror-1"}}, {Pod: inspect.Pod{Name: "mirror-2"}}}
-				aws.Mirrors[0].Value, aws.Mirrors[1].Err = &inspect.Mirror{}, "exec: no"
+				aws.Mirrors = []inspect.Reported[status.Mirror]{{Pod: inspect.Pod{Name: "mirror-1"}}, {Pod: inspect.Pod{Name: "mirror-2"}}}
+				aws.Mirrors[0].Value, aws.Mirrors[1].Err = &status.Mirror{}, "exec: no"
 				aws.Policies = []inspect.Reported[status.Policy]{{}}
 				aws.Policies[0].Value = &status.Policy{}
 			},
@@ -65,9 +65,9 @@ func TestView(t *testing.T) {
 		},
 		"clusters that left": {
 			change: func(aws, _ *inspect.Cluster) {
-				aws.Mirrors = []inspect.Reported[inspect.Mirror]{{}}
-				aws.Mirrors[0].Value = &inspect.Mirror{
-					Leading: true, Former: []inspect.FormerCluster{{Name: "merit", Services: 1, Slices: 2}}, Departed: []string{"gcp"},
+				aws.Mirrors = []inspect.Reported[status.Mirror]{{}}
+				aws.Mirrors[0].Value = &status.Mirror{
+					Leading: true, Former: []status.FormerCluster{{Name: "merit", Services: 1, Slices: 2}}, Departed: []string{"gcp"},
 				}
 			},
 			wrong: []string{
@@ -249,8 +249,8 @@ func TestClusterHidesNoOther(t *testing.T) {
 	for i := range maxLines + 50 {
 		gcp.Workloads.Value = append(gcp.Workloads.Value, inspect.Workload{Kind: "DaemonSet", Name: fmt.Sprint("x", i), Wanted: 1})
 	}
-	leads := &inspect.Mirror{Leading: true, Services: []inspect.Service{{Name: "shop/web", Error: "no room"}}}
-	aws.Mirrors = []inspect.Reported[inspect.Mirror]{{Fact: inspect.Fact[*inspect.Mirror]{Value: leads}}}
+	leads := &status.Mirror{Leading: true, Services: []status.Service{{Name: "shop/web", Error: "no room"}}}
+	aws.Mirrors = []inspect.Reported[status.Mirror]{{Fact: inspect.Fact[*status.Mirror]{Value: leads}}}
 	for _, order := range [][]*inspect.Cluster{{aws, gcp}, {gcp, aws}} {
 		wrong := Of(now, order).Wrong
 		for _, want := range []string{"aws: service shop/web: no room", "gcp: x0: 0 of 1 pod is ready", "gcp: and 50 more"} {
