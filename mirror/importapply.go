@@ -32,7 +32,7 @@ func patched() metav1.PatchOptions {
 func (a *applier) importChange(ctx context.Context, k Key, have *Observed, want *Service, c *Change) (response, error) {
 	switch c.Object {
 	case anImport:
-		return a.serviceImport(ctx, k, want, c)
+		return a.serviceImport(ctx, k, have.Import, want, c)
 	case importStatus:
 		return a.importStatus(ctx, k, c)
 	case exportStatus:
@@ -47,7 +47,7 @@ func (a *applier) importChange(ctx context.Context, k Key, have *Observed, want 
 		owner = types.UID(i.UID)
 	}
 	if c.Object == aDerived {
-		return a.derived(ctx, k, want, c, owner)
+		return a.derived(ctx, k, have.Service, want, c, owner)
 	}
 	return a.importSlice(ctx, k, have.Slices[c.Name], want, c, owner)
 }
@@ -60,10 +60,10 @@ func terminating(err error) error {
 	return err
 }
 
-func (a *applier) serviceImport(ctx context.Context, k Key, want *Service, c *Change) (response, error) {
+func (a *applier) serviceImport(ctx context.Context, k Key, have *ObservedImport, want *Service, c *Change) (response, error) {
 	api, ledger := a.client.ServiceImports(k.Namespace), a.local.imported.imports
 	if c.Verb == verbDelete {
-		err := deleted(ledger, ledger.Get(k.String()), api.Delete(ctx, k.Name, exactly(c.have)))
+		err := deleted(ledger, have, api.Delete(ctx, k.Name, exactly(c.have)))
 		if err == nil {
 			a.local.imported.support(k, false)
 			a.log.InfoContext(ctx, "service import deleted", "import", k.String(), "reason", c.Why)
@@ -76,7 +76,7 @@ func (a *applier) serviceImport(ctx context.Context, k Key, want *Service, c *Ch
 	if c.Verb == verbCreate {
 		made, err = api.Create(ctx, object, created())
 	} else {
-		made, err = patchOf(ctx, api.Patch, k.Name, importPatch(c.have, ledger.Get(k.String()), object))
+		made, err = patchOf(ctx, api.Patch, k.Name, importPatch(c.have, have, object))
 	}
 	if err != nil {
 		return response{}, terminating(err)
@@ -160,11 +160,11 @@ func (a *applier) exportStatus(ctx context.Context, k Key, c *Change) (response,
 	return response{sum: a.sums.conditions(made.Status.Conditions)}, nil
 }
 
-func (a *applier) derived(ctx context.Context, k Key, want *Service, c *Change, owner types.UID) (response, error) {
+func (a *applier) derived(ctx context.Context, k Key, have *ObservedService, want *Service, c *Change, owner types.UID) (response, error) {
 	api, ledger := a.client.Services(k.Namespace), a.local.imported.services
 	name := mcs.DerivedName(k.Namespace, k.Name)
 	if c.Verb == verbDelete {
-		err := deleted(ledger, ledger.Get(k.Namespace+"/"+name), api.Delete(ctx, name, exactly(c.have)))
+		err := deleted(ledger, have, api.Delete(ctx, name, exactly(c.have)))
 		if err == nil {
 			a.log.InfoContext(ctx, "derived service deleted", "import", k.String(), "service", name, "reason", c.Why)
 		}

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
@@ -426,6 +427,31 @@ func TestImportsAreNotWrittenAgain(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		if writes := append(c.gcp.Writes(), c.aws.Writes()...); len(writes) != before {
 			t.Errorf("%d writes: %v", len(writes)-before, writes[max(0, len(writes)-10):])
+		}
+	})
+}
+
+// Objects may be deleted with their import, by the garbage collector, between a pass and the
+// write: their feeds then no longer show them.
+func TestObjectsThatGoBeforeTheyAreDeleted(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakes) {
+		sums, k := newSummer(), Key{"shop", "web"}
+		a := &applier{client: client(t, f.gcp), sums: sums, local: newLocal(func() {}), log: slog.New(slog.DiscardHandler), count: func(string, string) {}}
+		w := &Service{Imported: &Imported{Import: mcs.Import{IPv4: true}}}
+		have := &Observed{
+			Import:  sums.observedImport((&mcs.Import{}).Object(k.Namespace, k.Name, nil, nil)),
+			Service: sums.observedDerived(w.derived(k, "uid")),
+			Slices:  map[string]*ObservedSlice{"shop/web-1": {identity: identity{Meta: keep.Meta{Name: "shop/web-1"}}}},
+		}
+		want := &Service{Name: k.String(), Absent: true}
+		for _, c := range []Change{
+			{Verb: verbDelete, Object: anImport, have: have.Import.identity},
+			{Verb: verbDelete, Object: aDerived, have: have.Service.identity},
+			{Verb: verbDelete, Object: aSlice, Name: "shop/web-1", have: have.Slices["shop/web-1"].identity},
+		} {
+			if _, err := a.change(t.Context(), have, want, &c); err != nil {
+				t.Errorf("%s: %v", c.Object, err)
+			}
 		}
 	})
 }
