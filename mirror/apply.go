@@ -184,17 +184,17 @@ func (a *applier) service(ctx context.Context, have *ObservedService, want *Serv
 	var made *corev1.Service
 	var err error
 	if c.Verb == verbCreate {
-		made, err = api.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
+		made, err = api.Create(ctx, object, created())
 	} else {
 		var data []byte
 		if data, err = json.Marshal(servicePatch(c.have, object)); err == nil {
-			made, err = api.Patch(ctx, c.Name, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
+			made, err = api.Patch(ctx, c.Name, types.MergePatchType, data, patched())
 		}
 		if kube.Refused(err) {
 			// With managed fields an admission policy can distinguish what we change from what
 			// others add to it.
 			if data, jsonErr := json.Marshal(servicePatch(c.have.withFields(), object)); jsonErr == nil {
-				made, err = api.Patch(ctx, c.Name, types.MergePatchType, data, metav1.PatchOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
+				made, err = api.Patch(ctx, c.Name, types.MergePatchType, data, patched())
 			}
 		}
 	}
@@ -276,7 +276,7 @@ func (w *sliceWriter) write(ctx context.Context, have *ObservedSlice, want *Serv
 		}
 	case c.Verb == verbCreate:
 		object = w.object(c.Slice)
-		made, err = w.api.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
+		made, err = w.api.Create(ctx, object, created())
 	default:
 		object = w.object(c.Slice)
 		if made, err = w.patch(ctx, c, object); kube.Refused(err) && have != nil {
@@ -341,7 +341,7 @@ func (a *applier) endpoints(ctx context.Context, have *ObservedEndpoints, want *
 	var made *corev1.Endpoints //nolint:staticcheck // See observedEndpoints.
 	var err error
 	if c.Verb == verbCreate {
-		made, err = api.Create(ctx, object, metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
+		made, err = api.Create(ctx, object, created())
 	} else {
 		object.UID, object.ResourceVersion = types.UID(c.have.UID), c.have.ResourceVersion
 		if made, err = api.Update(ctx, object, metav1.UpdateOptions{FieldManager: fieldManager}); kube.Refused(err) {

@@ -233,7 +233,8 @@ func (a *applier) importSlice(ctx context.Context, k Key, have *ObservedSlice, w
 		observed: a.sums.observedImportSlice, own: ownImportSlice, labels: importSliceLabels,
 		object: func(s *Slice) *discoveryv1.EndpointSlice { return s.importObject(k, owner) },
 	}
-	_, w.name, _ = cutName(c.Name)
+	slice, _ := importKey(c.Name)
+	w.name = slice.Name
 	done, err := w.write(ctx, have, want, c)
 	return done, terminating(err)
 }

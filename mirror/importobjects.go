@@ -55,7 +55,8 @@ func (t *Service) derived(k Key, owner types.UID) *corev1.Service {
 // importObject returns the desired EndpointSlice of an import.
 func (w *Slice) importObject(k Key, owner types.UID) *discoveryv1.EndpointSlice {
 	s := w.object(k.Namespace, mcs.DerivedName(k.Namespace, k.Name))
-	_, s.Name, _ = cutName(w.Name)
+	slice, _ := importKey(w.Name)
+	s.Name = slice.Name
 	s.Annotations = nil
 	s.Labels[mcs.LabelServiceName], s.Labels[mcs.LabelSourceCluster] = k.Name, w.Cluster
 	if w.headless {
@@ -65,11 +66,6 @@ func (w *Slice) importObject(k Key, owner types.UID) *discoveryv1.EndpointSlice 
 	}
 	s.OwnerReferences = []metav1.OwnerReference{mcs.Owner(k.Name, owner)}
 	return s
-}
-
-func cutName(name string) (namespace, object string, is bool) {
-	k, is := importKey(name)
-	return k.Namespace, k.Name, is
 }
 
 // serviceImport hashes a ServiceImport: all but its status.

@@ -1,7 +1,6 @@
 package mirror
 
 import (
-	"net/netip"
 	"slices"
 	"sync"
 
@@ -19,14 +18,13 @@ import (
 // those of the other objects of imports.
 type ObservedImport struct {
 	identity
-	key      Key
-	exports  []mcs.Incumbent // that it was computed from
-	spec     v1beta1.ServiceImportSpec
-	labels   map[string]string // exported ones
-	annots   map[string]string
-	status   v1beta1.ServiceImportStatus
-	age      int64 // generation
-	complete bool  // its Ready condition is true
+	key     Key
+	exports []mcs.Incumbent // that it was computed from
+	spec    v1beta1.ServiceImportSpec
+	labels  map[string]string // exported ones
+	annots  map[string]string
+	status  v1beta1.ServiceImportStatus
+	age     int64 // generation
 }
 
 func (o *ObservedImport) meta() keep.Meta { return o.Meta }
@@ -37,7 +35,7 @@ func (o *ObservedImport) has(cluster string) bool {
 }
 
 func (h summer) observedImport(i *v1beta1.ServiceImport) *ObservedImport {
-	o := &ObservedImport{
+	return &ObservedImport{
 		identity: identity{
 			Meta: keep.Meta{Name: i.Namespace + "/" + i.Name, UID: string(i.UID), ResourceVersion: i.ResourceVersion},
 			sum:  h.serviceImport(i),
@@ -47,11 +45,6 @@ func (h summer) observedImport(i *v1beta1.ServiceImport) *ObservedImport {
 		exports: mcs.ParseIncumbents(i.Annotations[mcs.AnnotExports]),
 		spec:    i.Spec, labels: i.Labels, annots: i.Annotations, status: i.Status, age: i.Generation,
 	}
-	for n := range i.Status.Conditions {
-		c := &i.Status.Conditions[n]
-		o.complete = o.complete || c.Type == string(v1beta1.ServiceImportConditionReady) && c.Status == "True"
-	}
-	return o
 }
 
 // observedDerived reads a derived Service. Its id has the key of its import.
@@ -60,12 +53,7 @@ func (h summer) observedDerived(s *corev1.Service) *ObservedService {
 	o.Name, o.sum = s.Namespace+"/"+s.Name, h.derived(s)
 	o.id = ID{clusterSet, Key{s.Namespace, s.Annotations[mcs.AnnotImport]}}
 	o.ours = s.Labels[mcs.LabelImported] == labelValue && s.Name == mcs.DerivedName(s.Namespace, o.id.Name)
-	for _, text := range s.Spec.ClusterIPs {
-		if a, err := netip.ParseAddr(text); err == nil {
-			o.ips = append(o.ips, a)
-		}
-	}
-	o.families = s.Spec.IPFamilies
+	o.ips, o.families = s.Spec.ClusterIPs, s.Spec.IPFamilies
 	if len(s.OwnerReferences) == 1 {
 		o.owner = s.OwnerReferences[0].UID
 	}

@@ -1,7 +1,6 @@
 package mirror
 
 import (
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -40,7 +39,7 @@ type ObservedService struct {
 	localFirst bool
 	family     corev1.IPFamily // of its first address
 	spec       Spec
-	ips        []netip.Addr      // of a derived one
+	ips        []string          // of a derived one
 	families   []corev1.IPFamily // of a derived one
 }
 
