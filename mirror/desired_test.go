@@ -14,7 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/paths"
+	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
@@ -40,9 +40,9 @@ func (w *world) step(r *rand.Rand) {
 		w.judge(w.clock, nil)
 	case 13:
 		node := fmt.Sprintf("local-%d", r.IntN(2))
-		var report *paths.Report
+		var report *pathreport.Report
 		if r.IntN(3) > 0 {
-			report = &paths.Report{Node: node, Remotes: map[string]paths.Down{id.cluster: {AllBut: r.IntN(2) == 0, Nodes: []string{"n1"}}}}
+			report = &pathreport.Report{Node: node, Remotes: map[string]pathreport.Down{id.cluster: {AllBut: r.IntN(2) == 0, Nodes: []string{"n1"}}}}
 		}
 		w.clock = w.clock.Add(time.Duration(r.IntN(30)) * time.Second)
 		w.paths.report(node, report, w.clock)

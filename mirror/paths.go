@@ -3,7 +3,7 @@ package mirror
 import (
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/paths"
+	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 )
 
 // remoteNode is a node of a remote.
@@ -22,7 +22,7 @@ type remoteNode struct{ cluster, node string }
 type pathTable struct {
 	ready   map[string]bool // ready local nodes
 	reports map[string]*pathReport
-	counted map[string]*paths.Report // valid reports of ready nodes, by node
+	counted map[string]*pathreport.Report // valid reports of ready nodes, by node
 	remotes map[string]*pathCount
 	// next is at or before the time when the first report expires.
 	next time.Time
@@ -42,7 +42,7 @@ type pathTable struct {
 
 // pathReport is a report as last observed.
 type pathReport struct {
-	*paths.Report
+	*pathreport.Report
 	seen time.Time // of its last change, by the local clock
 }
 
@@ -55,7 +55,7 @@ type pathCount struct {
 
 func newPathTable() *pathTable {
 	return &pathTable{
-		ready: map[string]bool{}, reports: map[string]*pathReport{}, counted: map[string]*paths.Report{},
+		ready: map[string]bool{}, reports: map[string]*pathReport{}, counted: map[string]*pathreport.Report{},
 		remotes: map[string]*pathCount{}, verdicts: map[remoteNode]*verdict{}, due: map[remoteNode]time.Time{},
 		origins: map[remoteNode]map[ID]int{}, nodes: map[string]map[string]struct{}{},
 		touched: map[remoteNode]struct{}{}, all: map[string]struct{}{},
@@ -79,7 +79,7 @@ func (p *pathTable) node(name string, ready bool) {
 }
 
 // report updates the report of a local node; nil: it was deleted.
-func (p *pathTable) report(node string, r *paths.Report, now time.Time) {
+func (p *pathTable) report(node string, r *pathreport.Report, now time.Time) {
 	if r == nil {
 		delete(p.reports, node)
 		p.recount(node)
@@ -89,7 +89,7 @@ func (p *pathTable) report(node string, r *paths.Report, now time.Time) {
 		r = before.Report // renewed
 	}
 	p.reports[node] = &pathReport{r, now}
-	p.next = earliest(p.next, now.Add(paths.Expiry))
+	p.next = earliest(p.next, now.Add(pathreport.Expiry))
 	p.recount(node)
 }
 
@@ -104,7 +104,7 @@ func (p *pathTable) expire(now time.Time) {
 		if p.readFailed.After(seen) {
 			seen = p.readFailed
 		}
-		until := seen.Add(paths.Expiry)
+		until := seen.Add(pathreport.Expiry)
 		if !now.Before(until) {
 			r.Report = nil
 			delete(p.reports, node)
@@ -117,7 +117,7 @@ func (p *pathTable) expire(now time.Time) {
 
 // recount replaces the counted report of a local node by the current one.
 func (p *pathTable) recount(node string) {
-	var now *paths.Report
+	var now *pathreport.Report
 	if r := p.reports[node]; r != nil && p.ready[node] {
 		now = r.Report
 	}
@@ -136,7 +136,7 @@ func (p *pathTable) recount(node string) {
 	}
 }
 
-func (p *pathTable) count(r *paths.Report, n int) {
+func (p *pathTable) count(r *pathreport.Report, n int) {
 	for remote, down := range r.Remotes {
 		c := p.remotes[remote]
 		if c == nil {

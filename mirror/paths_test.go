@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/paths"
+	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 )
 
 var epoch = time.Unix(1e9, 0)
@@ -17,13 +17,13 @@ func after(seconds float64) time.Time {
 }
 
 // down is a report that nodes of aws are down.
-func down(of string, nodes ...string) *paths.Report {
-	return &paths.Report{Node: of, Remotes: map[string]paths.Down{"aws": {Nodes: nodes}}}
+func down(of string, nodes ...string) *pathreport.Report {
+	return &pathreport.Report{Node: of, Remotes: map[string]pathreport.Down{"aws": {Nodes: nodes}}}
 }
 
 // allBut is a report that all nodes of aws are down but some.
-func allBut(of string, nodes ...string) *paths.Report {
-	return &paths.Report{Node: of, Remotes: map[string]paths.Down{"aws": {AllBut: true, Nodes: nodes}}}
+func allBut(of string, nodes ...string) *pathreport.Report {
+	return &pathreport.Report{Node: of, Remotes: map[string]pathreport.Down{"aws": {AllBut: true, Nodes: nodes}}}
 }
 
 // table returns one with so many ready local nodes, l0, l1 and so on, and endpoints
@@ -56,18 +56,18 @@ func TestMajorityWithdraws(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		ready   int
-		reports []*paths.Report
+		reports []*pathreport.Report
 		want    string
 	}{
 		{"no reports", 3, nil, "[]"},
-		{"one of one", 1, []*paths.Report{down("l0", "a1")}, "[a1]"},
-		{"one of two: it may be its own cable", 2, []*paths.Report{allBut("l0")}, "[]"},
-		{"two of two", 2, []*paths.Report{allBut("l0"), allBut("l1")}, "[a1 a2 a3]"},
-		{"two of three", 3, []*paths.Report{down("l0", "a1"), down("l2", "a1", "a2")}, "[a1]"},
-		{"in both forms", 3, []*paths.Report{down("l0", "a1"), allBut("l1", "a2")}, "[a1]"},
-		{"all but one that others report", 3, []*paths.Report{down("l0", "a2"), allBut("l1", "a2"), down("l2", "a2")}, "[a2]"},
-		{"of nodes that aren't ready, or aren't there", 1, []*paths.Report{allBut("l7"), allBut("l8")}, "[]"},
-		{"without any ready node", 0, []*paths.Report{allBut("l0")}, "[]"},
+		{"one of one", 1, []*pathreport.Report{down("l0", "a1")}, "[a1]"},
+		{"one of two: it may be its own cable", 2, []*pathreport.Report{allBut("l0")}, "[]"},
+		{"two of two", 2, []*pathreport.Report{allBut("l0"), allBut("l1")}, "[a1 a2 a3]"},
+		{"two of three", 3, []*pathreport.Report{down("l0", "a1"), down("l2", "a1", "a2")}, "[a1]"},
+		{"in both forms", 3, []*pathreport.Report{down("l0", "a1"), allBut("l1", "a2")}, "[a1]"},
+		{"all but one that others report", 3, []*pathreport.Report{down("l0", "a2"), allBut("l1", "a2"), down("l2", "a2")}, "[a2]"},
+		{"of nodes that aren't ready, or aren't there", 1, []*pathreport.Report{allBut("l7"), allBut("l8")}, "[]"},
+		{"without any ready node", 0, []*pathreport.Report{allBut("l0")}, "[]"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := table(c.ready)
@@ -260,7 +260,7 @@ func TestPathTable(t *testing.T) {
 				n, count := remoteNode{"aws", fmt.Sprintf("a%d", i)}, 0
 				for node, s := range seen {
 					d := s.Remotes["aws"]
-					if ready[node] && now.Before(s.seen.Add(paths.Expiry)) && d.Has(n.node) {
+					if ready[node] && now.Before(s.seen.Add(pathreport.Expiry)) && d.Has(n.node) {
 						count++
 					}
 				}

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/paths"
+	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 )
 
 // localNode is a trimmed node of the local cluster.
@@ -25,7 +25,7 @@ type localNode struct {
 // version, such as after an outage of the API server, is no renewal and doesn't extend the
 // report's validity.
 type seenReport struct {
-	paths.Report
+	pathreport.Report
 	fault   error // invalid, at least in part
 	version string
 }
@@ -35,7 +35,7 @@ func keepReport(obj runtime.Object) (*seenReport, bool) {
 	if !ok {
 		return nil, false
 	}
-	r, err := paths.Read(l)
+	r, err := pathreport.Read(l)
 	return &seenReport{r, err, l.ResourceVersion}, true
 }
 
@@ -79,7 +79,9 @@ func (c *Controller) newReports() *kube.Feed[seenReport] {
 	if c.cfg.ReportNamespace == "" {
 		return nil
 	}
-	labelled := func(options *metav1.ListOptions) { options.LabelSelector = paths.Label + "=" + paths.LabelValue }
+	labelled := func(options *metav1.ListOptions) {
+		options.LabelSelector = pathreport.Label + "=" + pathreport.LabelValue
+	}
 	client := func() (kube.Client, error) { return c.cfg.Client, nil }
 	return kube.NewFeed(kube.WatchConfig[*seenReport]{
 		Cluster: c.cfg.Cluster, Kind: "path reports", Object: &coordinationv1.Lease{},

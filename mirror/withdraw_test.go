@@ -12,7 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/paths"
+	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 )
 
 // hasOn adds a slice of an origin, with endpoints like "10.4.0.1@a1".
@@ -64,7 +64,7 @@ func (w *world) reports(t *testing.T, by int, nodes ...string) {
 	for i := range 3 {
 		node := fmt.Sprintf("local-%d", i)
 		w.paths.node(node, true)
-		var r *paths.Report
+		var r *pathreport.Report
 		if i < by && len(nodes) > 0 {
 			r = down(node, nodes...)
 		}
@@ -244,7 +244,7 @@ func TestOnlyConcernedServicesAreComputed(t *testing.T) {
 func TestReportsReadAgain(t *testing.T) {
 	node := "n1"
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
-		Name: paths.Name(node), ResourceVersion: "7", Annotations: map[string]string{paths.Annotation: `{"gcp":{"down":["g1"]}}`},
+		Name: pathreport.Name(node), ResourceVersion: "7", Annotations: map[string]string{pathreport.Annotation: `{"gcp":{"down":["g1"]}}`},
 	}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &node}}
 	first, _ := keepReport(lease)
 	if again, _ := keepReport(lease.DeepCopy()); first.fault != nil || !equalReports(first, again) {
@@ -257,7 +257,7 @@ func TestReportsReadAgain(t *testing.T) {
 	}
 	// The same version with other contents, of a server that was restored from a backup.
 	other := lease.DeepCopy()
-	other.Annotations[paths.Annotation] = `{"gcp":{"down":["g2"]}}`
+	other.Annotations[pathreport.Annotation] = `{"gcp":{"down":["g2"]}}`
 	if changed, _ := keepReport(other); equalReports(first, changed) {
 		t.Error("one with other contents counts as the same")
 	}

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	reports "github.com/kube-semaphore/kube-semaphore/internal/paths"
+	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 )
 
 const (
@@ -64,7 +64,7 @@ type Reporter struct {
 	cfg ReporterConfig
 
 	loadedAt   time.Time // when the report of an earlier process was read
-	written    reports.Report
+	written    pathreport.Report
 	exists     bool      // the object exists
 	writtenAt  time.Time // last write; zero: not by this process
 	writeAfter time.Time // earliest write of a pending change; zero: none
@@ -74,7 +74,7 @@ type Reporter struct {
 
 // NewReporter returns a reporter.
 func NewReporter(cfg ReporterConfig) *Reporter {
-	return &Reporter{cfg: cfg, written: reports.Report{Node: cfg.Node}, changes: rate.NewLimiter(rate.Every(changesEveryLeast), changesBurst)}
+	return &Reporter{cfg: cfg, written: pathreport.Report{Node: cfg.Node}, changes: rate.NewLimiter(rate.Every(changesEveryLeast), changesBurst)}
 }
 
 // Due returns when Reconcile is due without a trigger; zero: never.
@@ -94,14 +94,14 @@ func (r *Reporter) Reconcile(ctx context.Context) error {
 // load reads the report of an earlier process. Paths that it reported stay reported until
 // this process knows their state.
 func (r *Reporter) load(ctx context.Context, now time.Time) error {
-	l, err := r.cfg.Leases.Get(ctx, reports.Name(r.cfg.Node), metav1.GetOptions{})
+	l, err := r.cfg.Leases.Get(ctx, pathreport.Name(r.cfg.Node), metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 	case err != nil:
 		return fmt.Errorf("read the report of paths: %w", err)
 	default:
 		r.exists = true
-		if report, err := reports.Read(l); err == nil && report.Node == r.cfg.Node {
+		if report, err := pathreport.Read(l); err == nil && report.Node == r.cfg.Node {
 			r.written = report
 		}
 	}
@@ -122,7 +122,7 @@ func (r *Reporter) pass(ctx context.Context, now time.Time) error {
 		return nil
 	}
 	same := r.exists && !r.writtenAt.IsZero() && want.Equal(&r.written)
-	renew := r.writtenAt.Add(reports.Renewal)
+	renew := r.writtenAt.Add(pathreport.Renewal)
 	if same && now.Before(renew) {
 		r.writeAfter = time.Time{}
 		r.remind(renew)
@@ -151,7 +151,7 @@ func (r *Reporter) pass(ctx context.Context, now time.Time) error {
 	}
 	r.writeAfter = time.Time{}
 	if r.exists {
-		r.remind(now.Add(reports.Renewal))
+		r.remind(now.Add(pathreport.Renewal))
 	}
 	return nil
 }
@@ -168,7 +168,7 @@ func (r *Reporter) allowed(now time.Time, worse bool) time.Time {
 }
 
 // worse reports whether a path is newly reported as down.
-func worse(before, now *reports.Report, all map[string][]Path) bool {
+func worse(before, now *pathreport.Report, all map[string][]Path) bool {
 	for remote, known := range all {
 		was, is := before.Remotes[remote], now.Remotes[remote]
 		for i := range known {
@@ -187,7 +187,7 @@ func (r *Reporter) remind(at time.Time) {
 	}
 }
 
-func (r *Reporter) write(ctx context.Context, now time.Time, want *reports.Report) error {
+func (r *Reporter) write(ctx context.Context, now time.Time, want *pathreport.Report) error {
 	if len(want.Remotes) == 0 {
 		return r.Withdraw(ctx)
 	}
@@ -197,7 +197,7 @@ func (r *Reporter) write(ctx context.Context, now time.Time, want *reports.Repor
 	var err error
 	if r.exists {
 		var patch []byte
-		if patch, err = reports.Patch(lease); err == nil {
+		if patch, err = pathreport.Patch(lease); err == nil {
 			_, err = r.cfg.Leases.Patch(ctx, lease.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: FieldManager})
 		}
 	} else {
@@ -223,11 +223,11 @@ func (r *Reporter) write(ctx context.Context, now time.Time, want *reports.Repor
 
 // Withdraw deletes the report; a missing one is no error.
 func (r *Reporter) Withdraw(ctx context.Context) error {
-	err := r.cfg.Leases.Delete(ctx, reports.Name(r.cfg.Node), metav1.DeleteOptions{})
+	err := r.cfg.Leases.Delete(ctx, pathreport.Name(r.cfg.Node), metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("withdraw the report of paths: %w", err)
 	}
-	r.written, r.exists, r.writtenAt = reports.Report{Node: r.cfg.Node}, false, time.Time{}
+	r.written, r.exists, r.writtenAt = pathreport.Report{Node: r.cfg.Node}, false, time.Time{}
 	return nil
 }
 
@@ -251,13 +251,13 @@ func writeDelay(reporters int) time.Duration {
 //	| is unknown                                    | if it was   |
 //	| settling: doesn't exist, or is up by a        |             |
 //	| handshake, which may be an old one            | if it was   |
-func reportAt(now time.Time, node string, before *reports.Report, all map[string][]Path, settling bool) (want reports.Report, due time.Time) {
+func reportAt(now time.Time, node string, before *pathreport.Report, all map[string][]Path, settling bool) (want pathreport.Report, due time.Time) {
 	type state struct {
 		down, others []string
 		more         bool // down has nodes that this process doesn't know yet
 	}
 	states := map[string]*state{}
-	want = reports.Report{Node: node, Remotes: map[string]reports.Down{}}
+	want = pathreport.Report{Node: node, Remotes: map[string]pathreport.Down{}}
 	for remote, known := range all {
 		s := &state{}
 		was, reported := before.Remotes[remote]
@@ -293,11 +293,11 @@ func reportAt(now time.Time, node string, before *reports.Report, all map[string
 	for remote, s := range states {
 		slices.Sort(s.down)
 		slices.Sort(s.others)
-		size := reports.MaxSize/len(states) - reportFrame
+		size := pathreport.MaxSize/len(states) - reportFrame
 		if s.more {
-			want.Remotes[remote] = reports.Listed(s.down, size)
+			want.Remotes[remote] = pathreport.Listed(s.down, size)
 		} else {
-			want.Remotes[remote] = reports.NewDown(s.down, s.others, size)
+			want.Remotes[remote] = pathreport.NewDown(s.down, s.others, size)
 		}
 	}
 	return want, due

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
-	reports "github.com/kube-semaphore/kube-semaphore/internal/paths"
+	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 )
 
 // reporting is a reporter with an API server in memory and paths set by the test.
@@ -84,7 +84,7 @@ func (b *reporting) pass(t *testing.T, seconds float64) (writes int) {
 }
 
 // says returns the reported nodes of aws; nil: there is no report.
-func (b *reporting) says(t *testing.T) *reports.Down {
+func (b *reporting) says(t *testing.T) *pathreport.Down {
 	t.Helper()
 	l, err := b.client.CoordinationV1().Leases("sys").Get(t.Context(), "semaphore-paths-gcp-1", metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -93,7 +93,7 @@ func (b *reporting) says(t *testing.T) *reports.Down {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := reports.Read(l)
+	r, err := pathreport.Read(l)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +101,7 @@ func (b *reporting) says(t *testing.T) *reports.Down {
 	return &d
 }
 
-func (b *reporting) expect(t *testing.T, what string, want *reports.Down) {
+func (b *reporting) expect(t *testing.T, what string, want *pathreport.Down) {
 	t.Helper()
 	if diff := cmp.Diff(want, b.says(t)); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", what, diff)
@@ -120,18 +120,18 @@ func TestReporter(t *testing.T) {
 	if n := b.pass(t, 1); n != 1 {
 		t.Errorf("%d writes for one path", n)
 	}
-	b.expect(t, "one is down", &reports.Down{Nodes: []string{"aws-1"}})
+	b.expect(t, "one is down", &pathreport.Down{Nodes: []string{"aws-1"}})
 	if n := b.pass(t, 300); n != 10 {
 		t.Errorf("%d writes in 300 s in which nothing changed", n)
 	}
 	b.set("aws-2", PathDown)
 	b.pass(t, 1)
-	b.expect(t, "most are down", &reports.Down{AllBut: true, Nodes: []string{"aws-3"}})
+	b.expect(t, "most are down", &pathreport.Down{AllBut: true, Nodes: []string{"aws-3"}})
 	b.set("aws-2", PathUp)
 	b.pass(t, 1.5)
-	b.expect(t, "up for less than 2 s", &reports.Down{AllBut: true, Nodes: []string{"aws-3"}})
+	b.expect(t, "up for less than 2 s", &pathreport.Down{AllBut: true, Nodes: []string{"aws-3"}})
 	b.pass(t, 1)
-	b.expect(t, "up for 2 s", &reports.Down{Nodes: []string{"aws-1"}})
+	b.expect(t, "up for 2 s", &pathreport.Down{Nodes: []string{"aws-1"}})
 	b.set("aws-1", PathUp)
 	b.pass(t, 3)
 	b.expect(t, "all are up", nil)
@@ -147,7 +147,7 @@ func TestFlappingPathIsReportedOnce(t *testing.T) {
 		b.set("aws-1", []PathState{PathDown, PathUp}[second%2])
 		writes += b.pass(t, 1)
 	}
-	b.expect(t, "it flaps", &reports.Down{AllBut: true, Nodes: []string{}})
+	b.expect(t, "it flaps", &pathreport.Down{AllBut: true, Nodes: []string{}})
 	t.Logf("%d writes in 300 s, of which 10 renew", writes)
 	if writes > 11 {
 		t.Errorf("%d writes", writes)
@@ -200,9 +200,9 @@ func TestReportIsTakenOver(t *testing.T) {
 	if n := b.pass(t, 1); n != 1 {
 		t.Errorf("the new one wrote %d times, want once: the report goes with the owner", n)
 	}
-	b.expect(t, "nothing is known of one", &reports.Down{AllBut: true, Nodes: []string{}})
+	b.expect(t, "nothing is known of one", &pathreport.Down{AllBut: true, Nodes: []string{}})
 	b.pass(t, 60)
-	b.expect(t, "the other one is up", &reports.Down{Nodes: []string{"aws-1"}})
+	b.expect(t, "the other one is up", &pathreport.Down{Nodes: []string{"aws-1"}})
 	b.set("aws-1", PathUp)
 	b.pass(t, 5)
 	b.expect(t, "both are up", nil)
@@ -213,7 +213,7 @@ func TestReportIsTakenOver(t *testing.T) {
 	b.again()
 	b.all = map[string][]Path{"aws": {}}
 	b.pass(t, 30)
-	b.expect(t, "its peers aren't configured yet", &reports.Down{Nodes: []string{"aws-1"}})
+	b.expect(t, "its peers aren't configured yet", &pathreport.Down{Nodes: []string{"aws-1"}})
 	b.pass(t, 60)
 	b.expect(t, "its peers are gone", nil)
 }
@@ -227,10 +227,10 @@ func TestOldHandshakeIsNoSign(t *testing.T) {
 	b.again()
 	b.all["aws"] = []Path{{Node: "aws-1", State: PathUp, Since: b.now, Sign: SignHandshake}}
 	b.pass(t, 40)
-	b.expect(t, "it seems to be up", &reports.Down{AllBut: true, Nodes: []string{}})
+	b.expect(t, "it seems to be up", &pathreport.Down{AllBut: true, Nodes: []string{}})
 	b.all["aws"] = []Path{{Node: "aws-1", State: PathUnknown, Since: b.now, Sign: SignSilence}}
 	b.pass(t, 100)
-	b.expect(t, "it doesn't any more", &reports.Down{AllBut: true, Nodes: []string{}})
+	b.expect(t, "it doesn't any more", &pathreport.Down{AllBut: true, Nodes: []string{}})
 	b.all["aws"] = []Path{{Node: "aws-1", State: PathUp, Since: b.now, Sign: SignHandshake}}
 	b.pass(t, 3)
 	b.expect(t, "a new handshake", nil)
@@ -251,7 +251,7 @@ func TestReporterForbidden(t *testing.T) {
 	}
 	refuse = false
 	b.pass(t, 1)
-	b.expect(t, "it is allowed again", &reports.Down{AllBut: true, Nodes: []string{}})
+	b.expect(t, "it is allowed again", &pathreport.Down{AllBut: true, Nodes: []string{}})
 }
 
 // TestReportSaysWhatIsDown compares reports of random paths with the state of each path.
@@ -259,7 +259,7 @@ func TestReportSaysWhatIsDown(t *testing.T) {
 	states := []PathState{PathUnknown, PathUp, PathDown}
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 3))
-		now, before := time.Unix(1e9, 0), reports.Report{Node: "gcp-1"}
+		now, before := time.Unix(1e9, 0), pathreport.Report{Node: "gcp-1"}
 		for range 20 {
 			now = now.Add(time.Duration(r.IntN(3000)) * time.Millisecond)
 			all := map[string][]Path{}

@@ -6,18 +6,18 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/internal/paths"
+	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 )
 
 // Reports returns the agents' reports of paths that are down in a cluster, by node.
-func Reports(ctx context.Context, c *testbed.Cluster) (map[string]paths.Report, error) {
-	list, err := c.Client().CoordinationV1().Leases(Namespace).List(ctx, metav1.ListOptions{LabelSelector: paths.Label + "=" + paths.LabelValue})
+func Reports(ctx context.Context, c *testbed.Cluster) (map[string]pathreport.Report, error) {
+	list, err := c.Client().CoordinationV1().Leases(Namespace).List(ctx, metav1.ListOptions{LabelSelector: pathreport.Label + "=" + pathreport.LabelValue})
 	if err != nil {
 		return nil, err
 	}
-	all := map[string]paths.Report{}
+	all := map[string]pathreport.Report{}
 	for i := range list.Items {
-		r, err := paths.Read(&list.Items[i])
+		r, err := pathreport.Read(&list.Items[i])
 		if err != nil {
 			return nil, err
 		}

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/internal/paths"
+	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 )
 
 const (
@@ -374,8 +374,8 @@ func mirrorEndpoints(t *testing.T, own, admin kubernetes.Interface) {
 // owners, labels and annotations.
 func metadata() map[string]func(*metav1.ObjectMeta) {
 	return map[string]func(*metav1.ObjectMeta){
-		"a label":       func(m *metav1.ObjectMeta) { m.Labels = map[string]string{paths.Label: paths.LabelValue} },
-		"an annotation": func(m *metav1.ObjectMeta) { m.Annotations = map[string]string{paths.Annotation: "{}"} },
+		"a label":       func(m *metav1.ObjectMeta) { m.Labels = map[string]string{pathreport.Label: pathreport.LabelValue} },
+		"an annotation": func(m *metav1.ObjectMeta) { m.Annotations = map[string]string{pathreport.Annotation: "{}"} },
 		"a finalizer":   func(m *metav1.ObjectMeta) { m.Finalizers = []string{"example.com/stay"} },
 		"an owner": func(m *metav1.ObjectMeta) {
 			m.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "another", UID: "another"}}

@@ -16,7 +16,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/internal/paths"
+	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 )
 
 // TestAgentReportsOnlyItsOwnPaths tests the admission policy for Leases, with agents that may
@@ -36,14 +36,14 @@ func TestAgentReportsOnlyItsOwnPaths(t *testing.T) {
 	}
 	itself := owner(pod.Name, pod.UID)
 	report := func(node string) *coordinationv1.Lease {
-		r := paths.Report{Node: node, Remotes: map[string]paths.Down{"gcp": {AllBut: true}}}
+		r := pathreport.Report{Node: node, Remotes: map[string]pathreport.Down{"gcp": {AllBut: true}}}
 		return r.Lease(systemNamespace, itself, time.Now())
 	}
 	apply := func(ctx context.Context, client kubernetes.Interface, l *coordinationv1.Lease) error {
 		leases := client.CoordinationV1().Leases(systemNamespace)
 		_, err := leases.Create(ctx, l, metav1.CreateOptions{FieldManager: agentAccount})
 		if apierrors.IsAlreadyExists(err) {
-			patch, patchErr := paths.Patch(l)
+			patch, patchErr := pathreport.Patch(l)
 			must(t, patchErr)
 			_, err = leases.Patch(ctx, l.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: agentAccount})
 		}

@@ -17,7 +17,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/internal/paths"
+	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 )
 
 // events are the writes of agents and the mirror to a cluster, to explain failed requests.
@@ -60,7 +60,7 @@ func watchFailover(t *testing.T, c *testbed.Cluster, service string) *events {
 	}
 	leases := c.Client().CoordinationV1().Leases(systemNamespace)
 	follow(func(ctx context.Context) (watch.Interface, error) {
-		return leases.Watch(ctx, metav1.ListOptions{LabelSelector: paths.Label + "=" + paths.LabelValue})
+		return leases.Watch(ctx, metav1.ListOptions{LabelSelector: pathreport.Label + "=" + pathreport.LabelValue})
 	}, func(change watch.Event) string {
 		l, ok := change.Object.(*coordinationv1.Lease)
 		if !ok || strings.Contains(l.Name, "crowd") {
@@ -69,7 +69,7 @@ func watchFailover(t *testing.T, c *testbed.Cluster, service string) *events {
 		if change.Type == watch.Deleted {
 			return l.Name + " gone"
 		}
-		r, err := paths.Read(l)
+		r, err := pathreport.Read(l)
 		if err != nil {
 			return l.Name + ": " + err.Error()
 		}

@@ -21,7 +21,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
-	"github.com/kube-semaphore/kube-semaphore/internal/paths"
+	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
@@ -350,17 +350,17 @@ func (f *failover) crowd(t *testing.T) {
 		f.each(t, f.Testbed.Drop, nodes...)
 		must(t, f.AWS.CutAPI())
 		wait = agents(1900*time.Millisecond, func(ctx context.Context, i int) error {
-			r := paths.Report{Node: name(i), Remotes: map[string]paths.Down{"aws": {AllBut: true}}}
+			r := pathreport.Report{Node: name(i), Remotes: map[string]pathreport.Down{"aws": {AllBut: true}}}
 			_, err := leases.Create(ctx, r.Lease(systemNamespace, owner, time.Now()), metav1.CreateOptions{})
 			for err == nil {
 				// On a busy machine the outage takes longer than a report is valid.
 				select {
 				case <-outage.Done():
 					return nil
-				case <-time.After(paths.Renewal):
+				case <-time.After(pathreport.Renewal):
 				}
 				renewed := fmt.Appendf(nil, `{"spec":{"renewTime":%q}}`, time.Now().UTC().Format(metav1.RFC3339Micro))
-				_, err = leases.Patch(ctx, paths.Name(name(i)), types.MergePatchType, renewed, metav1.PatchOptions{})
+				_, err = leases.Patch(ctx, pathreport.Name(name(i)), types.MergePatchType, renewed, metav1.PatchOptions{})
 			}
 			return err
 		})
@@ -370,7 +370,7 @@ func (f *failover) crowd(t *testing.T) {
 		must(t, f.AWS.RestoreAPI())
 		f.each(t, f.Testbed.Restore, nodes...)
 		wait = agents(2500*time.Millisecond, func(ctx context.Context, i int) error {
-			return leases.Delete(ctx, paths.Name(name(i)), metav1.DeleteOptions{})
+			return leases.Delete(ctx, pathreport.Name(name(i)), metav1.DeleteOptions{})
 		})
 	})
 	wait()

@@ -1,4 +1,4 @@
-package paths
+package pathreport
 
 import (
 	"crypto/sha256"

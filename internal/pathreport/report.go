@@ -1,10 +1,10 @@
-// Package paths defines how agents report broken paths from their nodes to nodes of other
+// Package pathreport defines how agents report broken paths from their nodes to nodes of other
 // clusters. The service mirror reads the reports to choose endpoints.
 //
 // A report is a Lease in the agents' namespace, with the node's name, that exists only
 // while a path is down. Leases have no configuration, so that the permission to write them
 // is harmless, and have the fields that a report needs: its holder and its last renewal.
-package paths
+package pathreport
 
 import (
 	"encoding/json"
