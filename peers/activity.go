@@ -16,38 +16,38 @@ const ListenSpacing = 10 * time.Second
 // aren't enough: one that arrives defers the receiver's own, so that on an idle tunnel
 // only one side sends until the session is renewed after two minutes. With agents like
 // this one on both sides each hears the other at least every 20 s. Listen reads the whole
-// device, and may run concurrently with Reconcile, but not with itself.
-func (c *Controller) Listen(ctx context.Context) error {
-	if _, exists := c.cfg.Device.Index(); !exists {
+// device, and may run concurrently with Set, but not with itself.
+func (m *Monitor) Listen(ctx context.Context) error {
+	if _, exists := m.cfg.Device.Index(); !exists {
 		return nil
 	}
 	now := time.Now()
 	seen := make(map[tunnel.Key]bool)
-	_, err := c.cfg.Device.Nudge(ctx, func(p tunnel.PeerStatus) tunnel.Nudge {
+	_, err := m.cfg.Device.Nudge(ctx, func(p tunnel.PeerStatus) tunnel.Nudge {
 		seen[p.PublicKey] = true
-		idle := c.activity.update(now, &p)
-		c.readPath(now, &p)
-		c.paths.updateTraffic(&p)
+		idle := m.activity.update(now, &p)
+		m.readPath(now, &p)
+		m.paths.updateTraffic(&p)
 		if idle && inSession(now, p.LastHandshake) {
 			return tunnel.NudgeKeepalive
 		}
 		return tunnel.NudgeNone
 	})
 	if err == nil {
-		c.activity.prune(seen)
+		m.activity.prune(seen)
 	}
 	return err
 }
 
 // readPath passes a peer's status to its path.
-func (c *Controller) readPath(now time.Time, p *tunnel.PeerStatus) {
-	c.paths.updateStatus(now, p, c.activity.heard(now, p))
+func (m *Monitor) readPath(now time.Time, p *tunnel.PeerStatus) {
+	m.paths.updateStatus(now, p, m.activity.heard(now, p))
 }
 
 // Heard returns when a peer was last heard, given its status at the time now: a
 // handshake, or a growth of the received bytes; zero: never.
-func (c *Controller) Heard(now time.Time, p *tunnel.PeerStatus) time.Time {
-	return latest(c.activity.heard(now, p), p.LastHandshake)
+func (m *Monitor) Heard(now time.Time, p *tunnel.PeerStatus) time.Time {
+	return latest(m.activity.heard(now, p), p.LastHandshake)
 }
 
 // activity tracks the traffic counters of peers.

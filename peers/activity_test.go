@@ -1,7 +1,7 @@
 package peers
 
 import (
-	"strings"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -12,25 +12,23 @@ import (
 
 func TestActivity(t *testing.T) {
 	now := time.Now()
-	d, r := &device{statuses: map[tunnel.Key]tunnel.PeerStatus{}}, &remote{nodes: []*Node{node(1), node(2), node(3)}, synced: true}
-	c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), new(strings.Builder))
-	reconcile(t, c)
-	see := func(n byte, rx, tx int64, handshake time.Time) {
-		d.statuses[key(n)] = tunnel.PeerStatus{Peer: tunnel.Peer{PublicKey: key(n)}, RxBytes: rx, TxBytes: tx, LastHandshake: handshake}
+	m, d := monitor(3, nil, slog.DiscardHandler)
+	see := func(n int, rx, tx int64, handshake time.Time) {
+		d.peers[keyOf(n)] = tunnel.PeerStatus{Peer: tunnel.Peer{PublicKey: keyOf(n)}, RxBytes: rx, TxBytes: tx, LastHandshake: handshake}
 	}
 	listen := func(want ...tunnel.Key) {
 		t.Helper()
 		d.keepalives = nil
-		if err := c.Listen(t.Context()); err != nil {
+		if err := m.Listen(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(want, d.keepalives); diff != "" {
 			t.Errorf("keepalives (-want +got):\n%s", diff)
 		}
 	}
-	heard := func(n byte) time.Time {
-		p := d.statuses[key(n)]
-		return c.Heard(now, &p)
+	heard := func(n int) time.Time {
+		p := d.peers[keyOf(n)]
+		return m.Heard(now, &p)
 	}
 	ago := now.Add(-time.Minute)
 	see(1, 1000, 1000, ago)
@@ -42,14 +40,14 @@ func TestActivity(t *testing.T) {
 	}
 	see(1, 1032, 1000, ago) // received only
 	see(2, 1000, 1500, ago) // sent only
-	listen(key(1))
+	listen(keyOf(1))
 	if at := heard(1); at.Before(now) {
 		t.Errorf("heard at %v, want now", at)
 	}
 	if at := heard(2); !at.Equal(ago) {
 		t.Errorf("heard at %v, want the handshake", at)
 	}
-	listen(key(1), key(2)) // not the one without a session
+	listen(keyOf(1), keyOf(2)) // not the one without a session
 	see(2, 1001, 1500, ago)
 	if at := heard(2); !at.Equal(now) {
 		t.Errorf("between two looks: heard at %v, want now", at)
@@ -62,11 +60,11 @@ func TestActivity(t *testing.T) {
 	see(2, 1001, 1500, now.Add(-sessionEnds))
 	listen()
 
-	r.nodes = r.nodes[:1]
-	reconcile(t, c)
-	listen(key(1))
-	if len(c.activity.peers) != 1 {
-		t.Errorf("%d peers are remembered", len(c.activity.peers))
+	delete(d.peers, keyOf(2))
+	delete(d.peers, keyOf(3))
+	listen(keyOf(1))
+	if len(m.activity.peers) != 1 {
+		t.Errorf("%d peers are remembered", len(m.activity.peers))
 	}
 	reads := d.reads
 	d.gone = true

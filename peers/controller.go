@@ -28,15 +28,12 @@ const (
 
 // Device is what a Controller configures: a tunnel.Device.
 type Device interface {
+	Monitored
 	Name() string
-	// Index returns the link's index, and false while the device doesn't exist.
-	Index() (int, bool)
 	Configure(ctx context.Context, want []tunnel.Peer) (tunnel.Changes, error)
 	// RestoreEndpoints sets the endpoints that an earlier process had applied.
 	RestoreEndpoints(endpoints map[tunnel.Key]netip.AddrPort)
 	PublicKey() tunnel.Key
-	// Nudge applies decide's result to each peer of the device.
-	Nudge(ctx context.Context, decide func(tunnel.PeerStatus) tunnel.Nudge) (tunnel.Nudges, error)
 }
 
 // ControllerConfig describes a Controller.
@@ -50,11 +47,8 @@ type ControllerConfig struct {
 	// Fresh, unless nil, is called when Reconcile has configured new peers, for
 	// Rehandshake. It must not block.
 	Fresh func()
-	// Prober opens a prober of the device's peers, which the Controller closes; nil: peers
-	// are not probed.
-	Prober func() (Prober, error)
-	// PathChanged, unless nil, is called when Probe has changed the state of a path,
-	// and Renew when the method Renew is due. They must not block.
+	// Prober, PathChanged and Renew are those of the Monitor.
+	Prober             func() (Prober, error)
 	PathChanged, Renew func()
 
 	Store  *Store
@@ -62,8 +56,9 @@ type ControllerConfig struct {
 }
 
 // Controller keeps the peers of one device equal to what the nodes of one
-// remote cluster publish.
+// remote cluster publish, and monitors the paths to them.
 type Controller struct {
+	*Monitor
 	cfg ControllerConfig
 	log *slog.Logger
 
@@ -78,17 +73,9 @@ type Controller struct {
 
 	state atomic.Pointer[State]
 
-	handshakes handshakes
-	activity   activity
-	paths      paths
-	probing    probing
-	// The earliest and the next time of Renew, which owns them.
-	renewAfter, renewDue time.Time
-
-	unprobed atomic.Pointer[string] // why; nil: peers are probed
-	index    int                    // of the link whose peers are in state
-	saveMu   sync.Mutex
-	toSave   func() []Remembered // what Reconcile applied; nil: nothing new
+	index  int // of the link whose peers are in state
+	saveMu sync.Mutex
+	toSave func() []Remembered // what Reconcile applied; nil: nothing new
 }
 
 // State is what a Controller last applied. It is immutable.
@@ -109,15 +96,15 @@ type State struct {
 // NewController returns a controller that starts from the stored nodes. A store that
 // can't be read is logged and counts as empty.
 func NewController(cfg ControllerConfig) *Controller {
+	log := cfg.Logger.With("cluster", cfg.Cluster, "device", cfg.Device.Name())
 	c := &Controller{
+		Monitor:  NewMonitor(MonitorConfig{Device: cfg.Device, Prober: cfg.Prober, Changed: cfg.PathChanged, Renew: cfg.Renew, Logger: log}),
 		cfg:      cfg,
-		log:      cfg.Logger.With("cluster", cfg.Cluster, "device", cfg.Device.Name()),
+		log:      log,
 		rejected: map[Rejection]struct{}{},
 		// The remote controls how often its nodes change; it must not flood the log.
 		rejections: rate.NewLimiter(rate.Every(time.Second), 50),
-		paths:      newPaths(),
 	}
-	c.handshakes.fresh = map[tunnel.Key]*newPeer{}
 	c.state.Store(&State{Source: SourceNone})
 	last, err := cfg.Store.Load()
 	if err != nil {
@@ -185,8 +172,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 		want[i] = peers[i].Peer
 	}
 	own := c.cfg.Device.PublicKey()
-	addrs := probeAddresses(own, peers, tunnel.LinkLocal)
-	allowProbes(want, addrs)
+	addrs := AllowProbes(own, want)
 	before := time.Now()
 	changes, err := c.cfg.Device.Configure(ctx, want)
 	if changes != (tunnel.Changes{}) {
@@ -198,14 +184,13 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	}
 	previous := c.state.Load()
 	configured := previous.Configured
+	var fresh map[tunnel.Key]struct{}
 	if changes != (tunnel.Changes{}) || index != c.index || len(configured) != len(peers) {
-		var fresh []Peer
 		configured, fresh = configuredSince(before, previous, peers, index == c.index)
 		if changes.Added > len(fresh) {
 			// The device lost its peers.
 			configured, fresh = configuredSince(before, previous, peers, false)
 		}
-		c.handshakes.add(before, own, fresh)
 		defer c.notifyFresh()
 	}
 	c.index = index
@@ -214,7 +199,12 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 		state.Repairs++
 	}
 	c.state.Store(state)
-	c.paths.set(time.Now(), own, peers, addrs, configured)
+	monitored := make([]MonitoredPeer, len(peers))
+	for i := range peers {
+		p := &peers[i]
+		monitored[i] = MonitoredPeer{Node: p.Node, PublicKey: p.PublicKey, Addr: addrs[i], Passive: !p.Endpoint.IsValid(), Since: configured[p.PublicKey]}
+	}
+	c.Set(time.Now(), own, monitored, fresh)
 	if source == SourceAPI {
 		if !rules.LocalUnknown && (!c.queued || changes != (tunnel.Changes{})) {
 			c.saveMu.Lock()
@@ -226,36 +216,10 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	return nil
 }
 
-// probeAddresses returns the address by which each peer is probed; invalid when it is
-// this device's own or an earlier peer's. Of two peers with the same address, which takes
-// a search for such keys, only the first has it in its allowed IPs and is probed, so that
-// no peer answers for another one.
-func probeAddresses(own tunnel.Key, peers []Peer, derive func(tunnel.Key) netip.Addr) []netip.Addr {
-	addrs := make([]netip.Addr, len(peers))
-	taken := make(map[netip.Addr]struct{}, len(peers)+1)
-	taken[derive(own)] = struct{}{}
-	for i := range peers {
-		addr := derive(peers[i].PublicKey)
-		if _, twice := taken[addr]; !twice {
-			taken[addr], addrs[i] = struct{}{}, addr
-		}
-	}
-	return addrs
-}
-
-// allowProbes adds each peer's address for probes to its allowed IPs.
-func allowProbes(peers []tunnel.Peer, addrs []netip.Addr) {
-	for i, addr := range addrs {
-		if addr.IsValid() {
-			// Not in place: the slice is shared with the desired peer.
-			peers[i].AllowedIPs = append(slices.Clone(peers[i].AllowedIPs), netip.PrefixFrom(addr, addr.BitLen()))
-		}
-	}
-}
-
 // configuredSince returns since when each peer is configured, and the new ones. On another
 // device all are new. So is a peer that now has an endpoint and had none before.
-func configuredSince(now time.Time, before *State, peers []Peer, same bool) (configured map[tunnel.Key]time.Time, fresh []Peer) {
+func configuredSince(now time.Time, before *State, peers []Peer, same bool) (configured map[tunnel.Key]time.Time, fresh map[tunnel.Key]struct{}) {
+	fresh = map[tunnel.Key]struct{}{}
 	configured = make(map[tunnel.Key]time.Time, len(peers))
 	passive := map[tunnel.Key]bool{}
 	for i := range before.Peers {
@@ -268,7 +232,7 @@ func configuredSince(now time.Time, before *State, peers []Peer, same bool) (con
 		at, known := before.Configured[key]
 		if !known || !same || passive[key] && peers[i].Endpoint.IsValid() {
 			at = now
-			fresh = append(fresh, peers[i])
+			fresh[key] = struct{}{}
 		}
 		configured[key] = at
 	}

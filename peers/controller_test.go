@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -29,11 +30,9 @@ type device struct {
 	peers     []tunnel.Peer
 	published map[tunnel.Key]netip.AddrPort
 
-	reads  int
-	resets []tunnel.Key
-	// keepalives are the peers that were sent a keepalive.
-	keepalives []tunnel.Key
-	statuses   map[tunnel.Key]tunnel.PeerStatus // empty for silent peers
+	reads    int
+	resets   []tunnel.Key
+	statuses map[tunnel.Key]tunnel.PeerStatus // empty for silent peers
 }
 
 func (d *device) Nudge(_ context.Context, decide func(tunnel.PeerStatus) tunnel.Nudge) (tunnel.Nudges, error) {
@@ -44,12 +43,8 @@ func (d *device) Nudge(_ context.Context, decide func(tunnel.PeerStatus) tunnel.
 	for _, p := range d.peers {
 		status := d.statuses[p.PublicKey]
 		status.Peer = p
-		switch decide(status) {
-		case tunnel.NudgeReset:
+		if decide(status) == tunnel.NudgeReset {
 			d.resets = append(d.resets, p.PublicKey)
-		case tunnel.NudgeKeepalive:
-			d.keepalives = append(d.keepalives, p.PublicKey)
-		case tunnel.NudgeNone:
 		}
 	}
 	return tunnel.Nudges{Resets: len(d.resets)}, nil
@@ -258,64 +253,66 @@ semaphore_wg_rejected_node_info{cluster="gcp",node="bad",reason="endpoint"} 1
 // TestAcceptedEndpointsAreUsedBeforeLocalIsKnown starts while the addresses of the local
 // cluster, against which endpoints are checked, are unknown.
 func TestAcceptedEndpointsAreUsedBeforeLocalIsKnown(t *testing.T) {
-	dir := t.TempDir()
-	d, r := &device{}, &remote{nodes: []*Node{node(1)}, synced: true}
-	c := start(t, d, r, NewStore(dir, "wireguard.gcp", "gcp"), io.Discard)
-	reconcile(t, c)
-	save := func() {
-		t.Helper()
-		if err := c.Save(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	save()
-
-	now := rules
-	now.LocalUnknown = true
-	restart := func() {
-		d, r = &device{}, &remote{nodes: []*Node{node(1), node(2)}, synced: true}
-		c = NewController(ControllerConfig{
-			Cluster: "gcp", Device: d, Store: NewStore(dir, "wireguard.gcp", "gcp"),
-			Nodes:  func() ([]*Node, bool) { return r.nodes, r.synced },
-			Rules:  func() Rules { return now },
-			Logger: slog.New(slog.DiscardHandler),
-		})
-	}
-	silent := peer(2).Peer
-	silent.Endpoint, silent.Keepalive = netip.AddrPort{}, 0
-	// Unchecked endpoints are not accepted at the next start either.
-	for range 2 {
-		restart()
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		d, r := &device{}, &remote{nodes: []*Node{node(1)}, synced: true}
+		c := start(t, d, r, NewStore(dir, "wireguard.gcp", "gcp"), io.Discard)
 		reconcile(t, c)
-		if diff := cmp.Diff(probeable(peer(1).Peer, silent), d.peers, comparers); diff != "" {
-			t.Errorf("while the local cluster is unknown (-want +got):\n%s", diff)
-		}
-		runDue(t, c)
-		if diff := cmp.Diff([]tunnel.Key{key(1)}, d.resets); diff != "" {
-			t.Errorf("handshakes restarted (-want +got):\n%s", diff)
+		save := func() {
+			t.Helper()
+			if err := c.Save(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 		}
 		save()
-	}
 
-	// A node of ours claims the address of an accepted endpoint.
-	now.LocalUnknown, now.Local = false, NewLocal([]LocalNode{{Name: "own", Addrs: []netip.Addr{peer(1).Endpoint.Addr()}}}, nil, nil)
-	reconcile(t, c)
-	if diff := cmp.Diff(probeable(peer(1).Peer, peer(2).Peer), d.peers, comparers); diff != "" {
-		t.Errorf("once it is known (-want +got):\n%s", diff)
-	}
-	now.Local = NewLocal(nil, nil, prefixes("10.22.0.1/32"))
-	reconcile(t, c)
-	if diff := cmp.Diff(probeable(peer(2).Peer), d.peers, comparers); diff != "" {
-		t.Errorf("in a subnet of ours (-want +got):\n%s", diff)
-	}
-	save()
-	now.LocalUnknown, now.Local = true, nil
-	restart()
-	r.synced = false
-	reconcile(t, c)
-	if diff := cmp.Diff(probeable(peer(2).Peer), d.peers, comparers); diff != "" {
-		t.Errorf("from disk (-want +got):\n%s", diff)
-	}
+		now := rules
+		now.LocalUnknown = true
+		restart := func() {
+			d, r = &device{}, &remote{nodes: []*Node{node(1), node(2)}, synced: true}
+			c = NewController(ControllerConfig{
+				Cluster: "gcp", Device: d, Store: NewStore(dir, "wireguard.gcp", "gcp"),
+				Nodes:  func() ([]*Node, bool) { return r.nodes, r.synced },
+				Rules:  func() Rules { return now },
+				Logger: slog.New(slog.DiscardHandler),
+			})
+		}
+		silent := peer(2).Peer
+		silent.Endpoint, silent.Keepalive = netip.AddrPort{}, 0
+		// Unchecked endpoints are not accepted at the next start either.
+		for range 2 {
+			restart()
+			reconcile(t, c)
+			if diff := cmp.Diff(probeable(peer(1).Peer, silent), d.peers, comparers); diff != "" {
+				t.Errorf("while the local cluster is unknown (-want +got):\n%s", diff)
+			}
+			runDue(t, c)
+			if diff := cmp.Diff([]tunnel.Key{key(1)}, d.resets); diff != "" {
+				t.Errorf("handshakes restarted (-want +got):\n%s", diff)
+			}
+			save()
+		}
+
+		// A node of ours claims the address of an accepted endpoint.
+		now.LocalUnknown, now.Local = false, NewLocal([]LocalNode{{Name: "own", Addrs: []netip.Addr{peer(1).Endpoint.Addr()}}}, nil, nil)
+		reconcile(t, c)
+		if diff := cmp.Diff(probeable(peer(1).Peer, peer(2).Peer), d.peers, comparers); diff != "" {
+			t.Errorf("once it is known (-want +got):\n%s", diff)
+		}
+		now.Local = NewLocal(nil, nil, prefixes("10.22.0.1/32"))
+		reconcile(t, c)
+		if diff := cmp.Diff(probeable(peer(2).Peer), d.peers, comparers); diff != "" {
+			t.Errorf("in a subnet of ours (-want +got):\n%s", diff)
+		}
+		save()
+		now.LocalUnknown, now.Local = true, nil
+		restart()
+		r.synced = false
+		reconcile(t, c)
+		if diff := cmp.Diff(probeable(peer(2).Peer), d.peers, comparers); diff != "" {
+			t.Errorf("from disk (-want +got):\n%s", diff)
+		}
+	})
 }
 
 // BenchmarkReconcile changes the key of one node before each pass.

@@ -57,22 +57,22 @@ const (
 // Rehandshake establishes the first sessions with peers that this process has configured:
 // it restarts the handshake with silent peers, and confirms sessions until both sides have
 // received something, see [tunnel.Device.Nudge]. Peers that had a session when they were
-// configured are left alone. Call it after ControllerConfig.Fresh and at RehandshakeDue.
-// It may run concurrently with Reconcile, but not with itself.
-func (c *Controller) Rehandshake(ctx context.Context) error {
-	if _, exists := c.cfg.Device.Index(); !exists {
+// configured are left alone. Call it after Set with new peers and at RehandshakeDue.
+// It may run concurrently with Set, but not with itself.
+func (m *Monitor) Rehandshake(ctx context.Context) error {
+	if _, exists := m.cfg.Device.Index(); !exists {
 		return nil
 	}
-	c.handshakes.takeArrivals()
+	m.handshakes.takeArrivals()
 	started := time.Now()
-	due := c.handshakes.due(started)
+	due := m.handshakes.due(started)
 	if len(due) == 0 {
 		return nil
 	}
 	seen, read := make(map[tunnel.Key]bool, len(due)), 0
-	done, err := c.cfg.Device.Nudge(ctx, func(p tunnel.PeerStatus) tunnel.Nudge {
+	done, err := m.cfg.Device.Nudge(ctx, func(p tunnel.PeerStatus) tunnel.Nudge {
 		read++
-		c.readPath(started, &p)
+		m.readPath(started, &p)
 		peer, ours := due[p.PublicKey]
 		if !ours {
 			return tunnel.NudgeNone
@@ -81,9 +81,9 @@ func (c *Controller) Rehandshake(ctx context.Context) error {
 		return peer.attempt(started, &p)
 	})
 	ended := time.Now()
-	c.handshakes.notBefore = ended.Add(pause(ended.Sub(started), read))
+	m.handshakes.notBefore = ended.Add(pause(ended.Sub(started), read))
 	if done.Resets > 0 {
-		c.log.Debug("handshakes restarted", "peers", done.Resets)
+		m.cfg.Logger.Debug("handshakes restarted", "peers", done.Resets)
 	}
 	if err != nil {
 		return err
@@ -91,7 +91,7 @@ func (c *Controller) Rehandshake(ctx context.Context) error {
 	for key, peer := range due {
 		peer.done(started, ended)
 		if !seen[key] || peer.over {
-			delete(c.handshakes.fresh, key)
+			delete(m.handshakes.fresh, key)
 		}
 	}
 	return nil
@@ -99,7 +99,7 @@ func (c *Controller) Rehandshake(ctx context.Context) error {
 
 // RehandshakeDue returns when Rehandshake is due; zero when there are no new peers. It
 // must not run concurrently with Rehandshake.
-func (c *Controller) RehandshakeDue() time.Time { return c.handshakes.nextDue() }
+func (m *Monitor) RehandshakeDue() time.Time { return m.handshakes.nextDue() }
 
 // handshakes is the state of the first handshakes with new peers.
 type handshakes struct {
@@ -112,16 +112,21 @@ type handshakes struct {
 	notBefore time.Time // earliest next pass
 }
 
-// add queues peers that were configured at the given time on the device with the key own.
-func (h *handshakes) add(at time.Time, own tunnel.Key, peers []Peer) {
+// add queues those of the peers that are in fresh, of the device with the key own.
+func (h *handshakes) add(own tunnel.Key, peers []MonitoredPeer, fresh map[tunnel.Key]struct{}) {
+	if len(fresh) == 0 {
+		return
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.arrivals == nil {
-		h.arrivals = make(map[tunnel.Key]*newPeer, len(peers))
+		h.arrivals = make(map[tunnel.Key]*newPeer, len(fresh))
 	}
 	for i := range peers {
-		key := peers[i].PublicKey
-		h.arrivals[key] = &newPeer{since: at, next: at.Add(attemptTimes()[0]), passive: !peers[i].Endpoint.IsValid(), initiator: own.Compare(key) < 0}
+		p := &peers[i]
+		if _, is := fresh[p.PublicKey]; is {
+			h.arrivals[p.PublicKey] = &newPeer{since: p.Since, next: p.Since.Add(attemptTimes()[0]), passive: p.Passive, initiator: own.Compare(p.PublicKey) < 0}
+		}
 	}
 }
 

@@ -1,29 +1,13 @@
 package peers
 
 import (
-	"errors"
-	"strings"
+	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
-
-// runDue makes the controller do what is due within the next quarter of a second.
-func runDue(t *testing.T, c *Controller) {
-	t.Helper()
-	c.handshakes.takeArrivals()
-	for _, peer := range c.handshakes.fresh {
-		peer.next = peer.next.Add(-time.Second / 4)
-	}
-	c.handshakes.notBefore = time.Time{}
-	if err := c.Rehandshake(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-}
 
 // TestAttempts lists the attempts for a new peer by its status at each.
 func TestAttempts(t *testing.T) {
@@ -137,26 +121,27 @@ func TestGapsOfAttemptsGrow(t *testing.T) {
 }
 
 func TestResetsPerPassAreBounded(t *testing.T) {
-	d, r := &device{}, &remote{synced: true}
-	for n := range 3 * nudgeBurst {
-		r.nodes = append(r.nodes, node(n+1))
-	}
-	c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), new(strings.Builder))
-	reconcile(t, c)
-	seen := map[tunnel.Key]int{}
-	for range 3 {
-		d.resets = nil
-		runDue(t, c)
-		if len(d.resets) != nudgeBurst {
-			t.Fatalf("%d at once, want %d", len(d.resets), nudgeBurst)
+	synctest.Test(t, func(t *testing.T) {
+		const size = 3 * nudgeBurst
+		m, d := monitor(size, nil, slog.DiscardHandler)
+		time.Sleep(attemptTimes()[0]) // of the bubble's clock
+		seen := map[tunnel.Key]int{}
+		for range 3 {
+			d.resets = nil
+			if err := m.Rehandshake(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if len(d.resets) != nudgeBurst {
+				t.Fatalf("%d at once, want %d", len(d.resets), nudgeBurst)
+			}
+			for _, k := range d.resets {
+				seen[k]++
+			}
 		}
-		for _, k := range d.resets {
-			seen[k]++
+		if len(seen) != size {
+			t.Errorf("%d of %d had their turn", len(seen), size)
 		}
-	}
-	if len(seen) != len(r.nodes) {
-		t.Errorf("%d of %d had their turn", len(seen), len(r.nodes))
-	}
+	})
 }
 
 // A pass that was slow because the machine was busy must not delay the next attempts on a
@@ -178,75 +163,4 @@ func TestSlowPassesDelayLargeDevicesOnly(t *testing.T) {
 			t.Errorf("after %v for %d peers: a pause of %v, want %v", c.took, c.read, got, c.want)
 		}
 	}
-}
-
-func TestRehandshakeOfNewPeersOnly(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d, r := &device{statuses: map[tunnel.Key]tunnel.PeerStatus{}}, &remote{nodes: []*Node{node(1)}, synced: true}
-		var logs strings.Builder
-		c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), &logs)
-		fired := 0
-		c.cfg.Fresh = func() { fired++ }
-		rehandshake := func() error { return c.Rehandshake(t.Context()) }
-		if err := rehandshake(); err != nil || d.reads != 0 || !c.RehandshakeDue().IsZero() {
-			t.Fatalf("without peers: %v, %d reads, due %v", err, d.reads, c.RehandshakeDue())
-		}
-		reconcile(t, c)
-		if err := rehandshake(); err != nil || d.reads != 0 || fired != 1 {
-			t.Fatalf("%v, %d reads, fired %d times: the peer had no time to answer", err, d.reads, fired)
-		}
-		if due := time.Until(c.RehandshakeDue()); due > attemptTimes()[0] {
-			t.Errorf("the first turn is in %v", due)
-		}
-		runDue(t, c)
-		if diff := cmp.Diff([]tunnel.Key{key(1)}, d.resets); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
-
-		d.err = errors.New("no buffer space")
-		c.handshakes.notBefore = time.Time{}
-		c.handshakes.fresh[key(1)].next = time.Time{}
-		if err := rehandshake(); !errors.Is(err, d.err) {
-			t.Errorf("error %v, want the reason", err)
-		}
-		d.err, d.gone = nil, true
-		if err := rehandshake(); err != nil {
-			t.Errorf("without a device: %v", err)
-		}
-		d.gone = false
-		for n := range 10 {
-			d.statuses[key(1)] = tunnel.PeerStatus{LastHandshake: time.Now(), RxBytes: int64(100 + n)}
-			runDue(t, c)
-		}
-		reads := d.reads
-		if runDue(t, c); d.reads != reads || !c.RehandshakeDue().IsZero() || len(c.handshakes.fresh) != 0 {
-			t.Errorf("a peer with a session is looked at for ever: %d reads, due %v", d.reads-reads, c.RehandshakeDue())
-		}
-		reconcile(t, c)
-		if fired != 1 {
-			t.Error("a pass that changes nothing finds new peers")
-		}
-
-		r.nodes, d.resets = append(r.nodes, node(2)), nil
-		reconcile(t, c)
-		runDue(t, c)
-		if diff := cmp.Diff([]tunnel.Key{key(2)}, d.resets); diff != "" || fired != 2 {
-			t.Errorf("a second one (-want +got):\n%s", diff)
-		}
-		r.nodes = r.nodes[:1]
-		reconcile(t, c)
-		if runDue(t, c); len(c.handshakes.fresh) != 0 {
-			t.Errorf("%d peers that left are remembered", len(c.handshakes.fresh))
-		}
-		// The device or its engine was recreated.
-		before := c.State().Configured[key(1)]
-		time.Sleep(time.Second) // of the bubble's clock
-		d.peers, d.resets = nil, nil
-		delete(d.statuses, key(1))
-		reconcile(t, c)
-		runDue(t, c)
-		if diff := cmp.Diff([]tunnel.Key{key(1)}, d.resets); diff != "" || !c.State().Configured[key(1)].After(before) {
-			t.Errorf("peers that the device had lost (-want +got):\n%s", diff)
-		}
-	})
 }

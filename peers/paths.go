@@ -73,9 +73,8 @@ func newPaths() paths {
 	}
 }
 
-// set replaces the peers, which are probed by addrs, where valid. Known peers keep their
-// state.
-func (ps *paths) set(now time.Time, own tunnel.Key, peers []Peer, addrs []netip.Addr, configured map[tunnel.Key]time.Time) {
+// set replaces the peers. Known peers keep their state.
+func (ps *paths) set(now time.Time, own tunnel.Key, peers []MonitoredPeer) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	of, at := make(map[tunnel.Key]*path, len(peers)), make(map[netip.Addr]*path, len(peers))
@@ -84,17 +83,17 @@ func (ps *paths) set(now time.Time, own tunnel.Key, peers []Peer, addrs []netip.
 		p, known := ps.of[peer.PublicKey]
 		if !known {
 			p = &path{
-				key: peer.PublicKey, addr: addrs[i],
+				key: peer.PublicKey, addr: peer.Addr,
 				state: PathUnknown, since: now, sign: SignNone, next: now, largeNext: now.Add(largeRetry),
 			}
 		}
-		if begun := configured[peer.PublicKey]; p.startedAt.Before(begun) {
+		if p.startedAt.Before(peer.Since) {
 			// The peer was added to the device, as at first or when that was recreated.
-			p.startedAt, p.handshake, p.rx, p.tx, p.counted = begun, time.Time{}, 0, 0, false
+			p.startedAt, p.handshake, p.rx, p.tx, p.counted = peer.Since, time.Time{}, 0, 0, false
 		}
-		p.node, p.initiator, p.passive = peer.Node, own.Compare(peer.PublicKey) < 0, !peer.Endpoint.IsValid()
-		if p.addr != addrs[i] {
-			p.addr = addrs[i]
+		p.node, p.initiator, p.passive = peer.Node, own.Compare(peer.PublicKey) < 0, peer.Passive
+		if p.addr != peer.Addr {
+			p.addr = peer.Addr
 			p.fallBack(now)
 		}
 		of[peer.PublicKey] = p

@@ -16,7 +16,7 @@ type mesh struct {
 	t     *testing.T
 	paths paths
 	now   time.Time
-	peers []Peer
+	peers []MonitoredPeer
 
 	// cut are peers that packets don't reach, or don't return from; deaf are peers whose
 	// kernels don't answer probes, though handshakes succeed.
@@ -49,21 +49,23 @@ func keyOf(n int) (k tunnel.Key) {
 func newMesh(t *testing.T, size int) *mesh {
 	t.Helper()
 	m := &mesh{paths: newPaths(), t: t, now: time.Unix(1_800_000_000, 0), cut: map[tunnel.Key]bool{}, deaf: map[tunnel.Key]bool{}}
-	configured := map[tunnel.Key]time.Time{}
 	for i := range size {
-		p := peer(1)
-		p.Node, p.PublicKey = fmt.Sprintf("gcp-%d", i), keyOf(i+1)
-		m.peers = append(m.peers, p)
-		configured[p.PublicKey] = m.now
+		k := keyOf(i + 1)
+		m.peers = append(m.peers, MonitoredPeer{Node: fmt.Sprintf("gcp-%d", i), PublicKey: k, Addr: tunnel.LinkLocal(k), Since: m.now})
 	}
-	m.paths.set(m.now, tunnel.Key{}, m.peers, probeAddresses(tunnel.Key{}, m.peers, tunnel.LinkLocal), configured)
+	m.paths.set(m.now, tunnel.Key{}, m.peers)
 	return m
+}
+
+// onDevice is a peer as the device has it.
+func onDevice(p MonitoredPeer) tunnel.Peer {
+	return tunnel.Peer{PublicKey: p.PublicKey, Endpoint: netip.MustParseAddrPort("10.22.0.1:51820")}
 }
 
 // meet establishes sessions with all peers.
 func (m *mesh) meet() {
 	for _, p := range m.peers {
-		m.paths.updateStatus(m.now, &tunnel.PeerStatus{Peer: p.Peer, LastHandshake: m.now}, time.Time{})
+		m.paths.updateStatus(m.now, &tunnel.PeerStatus{Peer: onDevice(p), LastHandshake: m.now}, time.Time{})
 	}
 }
 
@@ -72,7 +74,7 @@ func (m *mesh) meet() {
 func (m *mesh) read() {
 	for i := range m.peers {
 		key := m.peers[i].PublicKey
-		s := tunnel.PeerStatus{Peer: m.peers[i].Peer}
+		s := tunnel.PeerStatus{Peer: onDevice(m.peers[i])}
 		p := m.paths.of[key]
 		switch {
 		case !m.cut[key] && p.nudgedAt.Sub(p.handshake) >= rekeyTimeout && !m.now.Before(p.nudgedAt.Add(m.late)):
@@ -249,7 +251,7 @@ func TestPathsOfPeersThatDontAnswer(t *testing.T) {
 	if p.state != PathUnknown || p.answers {
 		t.Errorf("one that was never heard is %s (%s)", p.state, p.sign)
 	}
-	session := tunnel.PeerStatus{Peer: m.peers[0].Peer, LastHandshake: m.now}
+	session := tunnel.PeerStatus{Peer: onDevice(m.peers[0]), LastHandshake: m.now}
 	m.paths.updateStatus(m.now, &session, time.Time{})
 	m.step()
 	if p.state != PathUp || p.sign != SignHandshake {
@@ -279,7 +281,7 @@ func TestPeersAreProbedAgainInEachSession(t *testing.T) {
 		m.step()
 	}
 	delete(m.deaf, keyOf(1))
-	session := tunnel.PeerStatus{Peer: m.peers[0].Peer, LastHandshake: m.now}
+	session := tunnel.PeerStatus{Peer: onDevice(m.peers[0]), LastHandshake: m.now}
 	m.paths.updateStatus(m.now, &session, time.Time{})
 	m.step()
 	if p := m.paths.of[keyOf(1)]; !p.answers {
@@ -443,7 +445,7 @@ func TestSessionsOfPeersThatAreDown(t *testing.T) {
 	if how := m.paths.of[keyOf(1)].nudge(m.now); how != tunnel.NudgeReset {
 		t.Errorf("without a session: %v", how)
 	}
-	session := tunnel.PeerStatus{Peer: m.peers[0].Peer, LastHandshake: m.now}
+	session := tunnel.PeerStatus{Peer: onDevice(m.peers[0]), LastHandshake: m.now}
 	m.paths.updateStatus(m.now, &session, time.Time{})
 	if how := m.paths.nudge(m.now, keyOf(1)); how != tunnel.NudgeNone {
 		t.Errorf("in a session that has just come about: %v", how)
@@ -526,9 +528,15 @@ func TestPathsOfEqualAddresses(t *testing.T) {
 	}
 	of[keyOf(2)] = same
 	set := func() {
-		addrs, want := probeAddresses(own, m.peers, derive), make([]tunnel.Peer, len(m.peers))
-		m.paths.set(m.now, own, m.peers, addrs, map[tunnel.Key]time.Time{})
-		allowProbes(want, addrs)
+		want := make([]tunnel.Peer, len(m.peers))
+		for i, p := range m.peers {
+			want[i] = tunnel.Peer{PublicKey: p.PublicKey}
+		}
+		addrs := allowProbes(own, want, derive)
+		for i, addr := range addrs {
+			m.peers[i].Addr = addr
+		}
+		m.paths.set(m.now, own, m.peers)
 		for i, p := range want {
 			// The answer is of the peer that the probe was sent to.
 			probed := m.paths.at[addrs[i]]
@@ -557,7 +565,7 @@ func TestPathsOfEqualAddresses(t *testing.T) {
 func TestPathsWithoutProbes(t *testing.T) {
 	m := newMesh(t, 1)
 	m.until("up", time.Minute, PathUp, 0)
-	session := tunnel.PeerStatus{Peer: m.peers[0].Peer, LastHandshake: m.now}
+	session := tunnel.PeerStatus{Peer: onDevice(m.peers[0]), LastHandshake: m.now}
 	m.paths.updateStatus(m.now, &session, time.Time{})
 	m.paths.fallBackAll(m.now)
 	if p, _ := m.paths.find(keyOf(1)); p.State != PathUp || p.Sign != SignHandshake || p.Answers {

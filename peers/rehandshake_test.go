@@ -1,0 +1,92 @@
+package peers
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+// runDue restarts the handshakes that are due within a second of the bubble's clock.
+func runDue(t *testing.T, c *Controller) {
+	t.Helper()
+	time.Sleep(time.Second)
+	if err := c.Rehandshake(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRehandshakeOfNewPeersOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, r := &device{statuses: map[tunnel.Key]tunnel.PeerStatus{}}, &remote{nodes: []*Node{node(1)}, synced: true}
+		var logs strings.Builder
+		c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), &logs)
+		fired := 0
+		c.cfg.Fresh = func() { fired++ }
+		rehandshake := func() error { return c.Rehandshake(t.Context()) }
+		if err := rehandshake(); err != nil || d.reads != 0 || !c.RehandshakeDue().IsZero() {
+			t.Fatalf("without peers: %v, %d reads, due %v", err, d.reads, c.RehandshakeDue())
+		}
+		reconcile(t, c)
+		if err := rehandshake(); err != nil || d.reads != 0 || fired != 1 {
+			t.Fatalf("%v, %d reads, fired %d times: the peer had no time to answer", err, d.reads, fired)
+		}
+		if due := time.Until(c.RehandshakeDue()); due > attemptTimes()[0] {
+			t.Errorf("the first turn is in %v", due)
+		}
+		runDue(t, c)
+		if diff := cmp.Diff([]tunnel.Key{key(1)}, d.resets); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+
+		d.err = errors.New("no buffer space")
+		time.Sleep(time.Second)
+		if err := rehandshake(); !errors.Is(err, d.err) {
+			t.Errorf("error %v, want the reason", err)
+		}
+		d.err, d.gone = nil, true
+		if err := rehandshake(); err != nil {
+			t.Errorf("without a device: %v", err)
+		}
+		d.gone = false
+		for n := range 10 {
+			d.statuses[key(1)] = tunnel.PeerStatus{LastHandshake: time.Now(), RxBytes: int64(100 + n)}
+			runDue(t, c)
+		}
+		reads := d.reads
+		if runDue(t, c); d.reads != reads || !c.RehandshakeDue().IsZero() {
+			t.Errorf("a peer with a session is looked at for ever: %d reads, due %v", d.reads-reads, c.RehandshakeDue())
+		}
+		reconcile(t, c)
+		if fired != 1 {
+			t.Error("a pass that changes nothing finds new peers")
+		}
+
+		r.nodes, d.resets = append(r.nodes, node(2)), nil
+		reconcile(t, c)
+		runDue(t, c)
+		if diff := cmp.Diff([]tunnel.Key{key(2)}, d.resets); diff != "" || fired != 2 {
+			t.Errorf("a second one (-want +got):\n%s", diff)
+		}
+		r.nodes = r.nodes[:1]
+		reconcile(t, c)
+		if runDue(t, c); !c.RehandshakeDue().IsZero() {
+			t.Error("a peer that left is remembered")
+		}
+		// The device or its engine was recreated.
+		before := c.State().Configured[key(1)]
+		time.Sleep(time.Second)
+		d.peers, d.resets = nil, nil
+		delete(d.statuses, key(1))
+		reconcile(t, c)
+		runDue(t, c)
+		if diff := cmp.Diff([]tunnel.Key{key(1)}, d.resets); diff != "" || !c.State().Configured[key(1)].After(before) {
+			t.Errorf("peers that the device had lost (-want +got):\n%s", diff)
+		}
+	})
+}
