@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/kube-semaphore/kube-semaphore/peers/paths"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
@@ -30,7 +31,7 @@ type Observed struct {
 	// Heard returns when a peer was last heard, see [Controller.Heard].
 	Heard func(now time.Time, p *tunnel.PeerStatus) time.Time
 	// Paths returns the paths to the peers; may be nil.
-	Paths func() []Path
+	Paths func() []paths.Path
 }
 
 // Collector exposes the devices and peers of all remotes. A missing device doesn't affect
@@ -143,17 +144,17 @@ func (c *Collector) collectDevice(ch chan<- prometheus.Metric, r Observed, state
 		nodes[state.Peers[i].PublicKey] = state.Peers[i].Node
 	}
 	now := time.Now()
-	health := map[Health]int{}
-	paths := c.collectPaths(ch, r)
+	health := map[paths.Health]int{}
+	all := c.collectPaths(ch, r)
 	for i := range status.Peers {
 		p := &status.Peers[i]
-		is := HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake, r.Heard(now, p), p.Endpoint.IsValid())
-		if path, known := paths[p.PublicKey]; known {
+		is := paths.HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake, r.Heard(now, p), p.Endpoint.IsValid())
+		if path, known := all[p.PublicKey]; known {
 			is = path.Health(is)
 		}
 		health[is]++
 	}
-	for _, h := range Healths() {
+	for _, h := range paths.Healths() {
 		ch <- prometheus.MustNewConstMetric(c.peers, prometheus.GaugeValue, float64(health[h]), r.Cluster, r.Device, string(h))
 	}
 	shown := longest(status.Peers, state.Configured, c.peerSeries)
@@ -161,7 +162,7 @@ func (c *Collector) collectDevice(ch chan<- prometheus.Metric, r Observed, state
 	for i := range shown {
 		key := shown[i].PublicKey
 		c.collectPeer(ch, r, &shown[i], nodes[key])
-		if path, known := paths[key]; known {
+		if path, known := all[key]; known {
 			ch <- prometheus.MustNewConstMetric(c.peerPath, prometheus.GaugeValue, float64(path.Since.Unix()),
 				r.Device, key.String(), string(path.State), string(path.Sign))
 			if path.RTT > 0 {
@@ -172,16 +173,16 @@ func (c *Collector) collectDevice(ch chan<- prometheus.Metric, r Observed, state
 }
 
 // collectPaths exposes the counts of paths, and returns the paths by key.
-func (c *Collector) collectPaths(ch chan<- prometheus.Metric, r Observed) map[tunnel.Key]Path {
+func (c *Collector) collectPaths(ch chan<- prometheus.Metric, r Observed) map[tunnel.Key]paths.Path {
 	if r.Paths == nil {
 		return nil
 	}
 	type series struct {
-		state PathState
-		sign  Sign
+		state paths.State
+		sign  paths.Sign
 	}
-	all, counts, small := map[tunnel.Key]Path{}, map[series]int{
-		{PathUp, SignAnswer}: 0, {PathDown, SignNoAnswer}: 0, {PathDown, SignNoHandshake}: 0, {PathDown, SignOneWay}: 0, {PathUnknown, SignNone}: 0,
+	all, counts, small := map[tunnel.Key]paths.Path{}, map[series]int{
+		{paths.Up, paths.SignAnswer}: 0, {paths.Down, paths.SignNoAnswer}: 0, {paths.Down, paths.SignNoHandshake}: 0, {paths.Down, paths.SignOneWay}: 0, {paths.Unknown, paths.SignNone}: 0,
 	}, 0
 	for _, p := range r.Paths() {
 		all[p.PublicKey] = p

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/kube-semaphore/kube-semaphore/peers/paths"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
@@ -28,7 +29,7 @@ const (
 
 // Device is what a Controller configures: a tunnel.Device.
 type Device interface {
-	Monitored
+	paths.Device
 	Name() string
 	Configure(ctx context.Context, want []tunnel.Peer) (tunnel.Changes, error)
 	// RestoreEndpoints sets the endpoints that an earlier process had applied.
@@ -47,8 +48,8 @@ type ControllerConfig struct {
 	// Fresh, unless nil, is called when Reconcile has configured new peers, for
 	// Rehandshake. It must not block.
 	Fresh func()
-	// Prober, PathChanged and Renew are those of the Monitor.
-	Prober             func() (Prober, error)
+	// Prober, PathChanged and Renew are Prober, Changed and Renew of paths.Config.
+	Prober             func() (paths.Prober, error)
 	PathChanged, Renew func()
 
 	Store  *Store
@@ -58,7 +59,7 @@ type ControllerConfig struct {
 // Controller keeps the peers of one device equal to what the nodes of one
 // remote cluster publish, and monitors the paths to them.
 type Controller struct {
-	*Monitor
+	*paths.Monitor
 	cfg ControllerConfig
 	log *slog.Logger
 
@@ -98,7 +99,7 @@ type State struct {
 func NewController(cfg ControllerConfig) *Controller {
 	log := cfg.Logger.With("cluster", cfg.Cluster, "device", cfg.Device.Name())
 	c := &Controller{
-		Monitor:  NewMonitor(MonitorConfig{Device: cfg.Device, Prober: cfg.Prober, Changed: cfg.PathChanged, Renew: cfg.Renew, Logger: log}),
+		Monitor:  paths.NewMonitor(paths.Config{Device: cfg.Device, Prober: cfg.Prober, Changed: cfg.PathChanged, Renew: cfg.Renew, Logger: log}),
 		cfg:      cfg,
 		log:      log,
 		rejected: map[Rejection]struct{}{},
@@ -172,7 +173,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 		want[i] = peers[i].Peer
 	}
 	own := c.cfg.Device.PublicKey()
-	addrs := AllowProbes(own, want)
+	addrs := paths.AllowProbes(own, want)
 	before := time.Now()
 	changes, err := c.cfg.Device.Configure(ctx, want)
 	if changes != (tunnel.Changes{}) {
@@ -199,10 +200,10 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 		state.Repairs++
 	}
 	c.state.Store(state)
-	monitored := make([]MonitoredPeer, len(peers))
+	monitored := make([]paths.Peer, len(peers))
 	for i := range peers {
 		p := &peers[i]
-		monitored[i] = MonitoredPeer{Node: p.Node, PublicKey: p.PublicKey, Addr: addrs[i], Passive: !p.Endpoint.IsValid(), Since: configured[p.PublicKey]}
+		monitored[i] = paths.Peer{Node: p.Node, PublicKey: p.PublicKey, Addr: addrs[i], Passive: !p.Endpoint.IsValid(), Since: configured[p.PublicKey]}
 	}
 	c.Set(time.Now(), own, monitored, fresh)
 	if source == SourceAPI {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
+	"github.com/kube-semaphore/kube-semaphore/peers/paths"
 )
 
 const (
@@ -49,7 +50,7 @@ type ReporterConfig struct {
 	// Owner is this process's pod: the report is deleted with it.
 	Owner metav1.OwnerReference
 	// Paths returns all paths, by remote.
-	Paths func() map[string][]Path
+	Paths func() map[string][]paths.Path
 	// Reporters returns the number of nodes that may report at the same time.
 	Reporters func() int
 	Logger    *slog.Logger
@@ -168,7 +169,7 @@ func (r *Reporter) allowed(now time.Time, worse bool) time.Time {
 }
 
 // worse reports whether a path is newly reported as down.
-func worse(before, now *pathreport.Report, all map[string][]Path) bool {
+func worse(before, now *pathreport.Report, all map[string][]paths.Path) bool {
 	for remote, known := range all {
 		was, is := before.Remotes[remote], now.Remotes[remote]
 		for i := range known {
@@ -240,6 +241,13 @@ func writeDelay(reporters int) time.Duration {
 	return rand.N(most)
 }
 
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
 // reportAt returns the desired report of a node at the time now, given its last one, and
 // when it changes without a change of paths; zero: not known.
 //
@@ -251,7 +259,7 @@ func writeDelay(reporters int) time.Duration {
 //	| is unknown                                    | if it was   |
 //	| settling: doesn't exist, or is up by a        |             |
 //	| handshake, which may be an old one            | if it was   |
-func reportAt(now time.Time, node string, before *pathreport.Report, all map[string][]Path, settling bool) (want pathreport.Report, due time.Time) {
+func reportAt(now time.Time, node string, before *pathreport.Report, all map[string][]paths.Path, settling bool) (want pathreport.Report, due time.Time) {
 	type state struct {
 		down, others []string
 		more         bool // down has nodes that this process doesn't know yet
@@ -262,11 +270,11 @@ func reportAt(now time.Time, node string, before *pathreport.Report, all map[str
 		s := &state{}
 		was, reported := before.Remotes[remote]
 		for _, p := range known {
-			down := p.State == PathDown
+			down := p.State == paths.Down
 			if !down && reported && was.Has(p.Node) {
 				settled := p.Since.Add(upFor)
-				down = p.State == PathUnknown || now.Before(settled) || settling && p.Sign != SignAnswer
-				if p.State == PathUp && now.Before(settled) && (due.IsZero() || settled.Before(due)) {
+				down = p.State == paths.Unknown || now.Before(settled) || settling && p.Sign != paths.SignAnswer
+				if p.State == paths.Up && now.Before(settled) && (due.IsZero() || settled.Before(due)) {
 					due = settled
 				}
 			}
@@ -278,7 +286,7 @@ func reportAt(now time.Time, node string, before *pathreport.Report, all map[str
 		}
 		if reported && settling && !was.AllBut {
 			for _, name := range was.Nodes {
-				if !slices.ContainsFunc(known, func(p Path) bool { return p.Node == name }) {
+				if !slices.ContainsFunc(known, func(p paths.Path) bool { return p.Node == name }) {
 					s.down, s.more = append(s.down, name), true
 				}
 			}

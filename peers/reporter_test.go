@@ -19,19 +19,20 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
+	"github.com/kube-semaphore/kube-semaphore/peers/paths"
 )
 
 // reporting is a reporter with an API server in memory and paths set by the test.
 type reporting struct {
 	*Reporter
 	client *fake.Clientset
-	all    map[string][]Path
+	all    map[string][]paths.Path
 	now    time.Time
 }
 
 func newReporting(t *testing.T) *reporting {
 	t.Helper()
-	b := &reporting{client: fake.NewClientset(), all: map[string][]Path{}, now: time.Unix(1e9, 0)}
+	b := &reporting{client: fake.NewClientset(), all: map[string][]paths.Path{}, now: time.Unix(1e9, 0)}
 	b.again()
 	return b
 }
@@ -41,14 +42,14 @@ func (b *reporting) again() {
 	b.Reporter = NewReporter(ReporterConfig{
 		Leases: b.client.CoordinationV1().Leases("sys"), Namespace: "sys", Node: "gcp-1",
 		Owner: metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: "pod", UID: "uid"},
-		Paths: func() map[string][]Path { return b.all }, Reporters: func() int { return 0 }, Logger: slog.New(slog.DiscardHandler),
+		Paths: func() map[string][]paths.Path { return b.all }, Reporters: func() int { return 0 }, Logger: slog.New(slog.DiscardHandler),
 	})
 }
 
 // set sets the state of a path of aws from now on.
-func (b *reporting) set(node string, state PathState) {
-	all := slices.DeleteFunc(b.all["aws"], func(p Path) bool { return p.Node == node })
-	b.all["aws"] = append(all, Path{Node: node, State: state, Since: b.now, Sign: SignAnswer})
+func (b *reporting) set(node string, state paths.State) {
+	all := slices.DeleteFunc(b.all["aws"], func(p paths.Path) bool { return p.Node == node })
+	b.all["aws"] = append(all, paths.Path{Node: node, State: state, Since: b.now, Sign: paths.SignAnswer})
 }
 
 // pass advances the clock, running passes as the loop does, and returns the number of write
@@ -111,12 +112,12 @@ func (b *reporting) expect(t *testing.T, what string, want *pathreport.Down) {
 func TestReporter(t *testing.T) {
 	b := newReporting(t)
 	for _, node := range []string{"aws-1", "aws-2", "aws-3"} {
-		b.set(node, PathUp)
+		b.set(node, paths.Up)
 	}
 	if n := b.pass(t, 3600); n != 0 || b.says(t) != nil {
 		t.Errorf("a quiet mesh wrote %d times", n)
 	}
-	b.set("aws-1", PathDown)
+	b.set("aws-1", paths.Down)
 	if n := b.pass(t, 1); n != 1 {
 		t.Errorf("%d writes for one path", n)
 	}
@@ -124,15 +125,15 @@ func TestReporter(t *testing.T) {
 	if n := b.pass(t, 300); n != 10 {
 		t.Errorf("%d writes in 300 s in which nothing changed", n)
 	}
-	b.set("aws-2", PathDown)
+	b.set("aws-2", paths.Down)
 	b.pass(t, 1)
 	b.expect(t, "most are down", &pathreport.Down{AllBut: true, Nodes: []string{"aws-3"}})
-	b.set("aws-2", PathUp)
+	b.set("aws-2", paths.Up)
 	b.pass(t, 1.5)
 	b.expect(t, "up for less than 2 s", &pathreport.Down{AllBut: true, Nodes: []string{"aws-3"}})
 	b.pass(t, 1)
 	b.expect(t, "up for 2 s", &pathreport.Down{Nodes: []string{"aws-1"}})
-	b.set("aws-1", PathUp)
+	b.set("aws-1", paths.Up)
 	b.pass(t, 3)
 	b.expect(t, "all are up", nil)
 	if n := b.pass(t, 3600); n != 0 {
@@ -144,7 +145,7 @@ func TestReporter(t *testing.T) {
 func TestFlappingPathIsReportedOnce(t *testing.T) {
 	b, writes := newReporting(t), 0
 	for second := range 300 {
-		b.set("aws-1", []PathState{PathDown, PathUp}[second%2])
+		b.set("aws-1", []paths.State{paths.Down, paths.Up}[second%2])
 		writes += b.pass(t, 1)
 	}
 	b.expect(t, "it flaps", &pathreport.Down{AllBut: true, Nodes: []string{}})
@@ -160,18 +161,18 @@ func TestReportsOfAFlappingMeshAreBounded(t *testing.T) {
 	const size = 1000
 	b, writes := newReporting(t), 0
 	b.cfg.Reporters = func() int { return size }
-	b.set("aws-2", PathUp)
-	b.set("aws-3", PathUp)
+	b.set("aws-2", paths.Up)
+	b.set("aws-3", paths.Up)
 	var longest time.Duration
 	for range 100 {
-		b.set("aws-1", PathDown)
+		b.set("aws-1", paths.Down)
 		at := b.now
 		for b.says(t) == nil && b.now.Sub(at) < time.Minute {
 			writes += b.pass(t, 0.5)
 		}
 		longest = max(longest, b.now.Sub(at))
 		writes += b.pass(t, 3)
-		b.set("aws-1", PathUp)
+		b.set("aws-1", paths.Up)
 		writes += b.pass(t, 3)
 	}
 	took := b.now.Sub(time.Unix(1e9, 0))
@@ -183,7 +184,7 @@ func TestReportsOfAFlappingMeshAreBounded(t *testing.T) {
 	if longest > 1500*time.Millisecond {
 		t.Errorf("a path that is down was reported after %v", longest)
 	}
-	b.set("aws-1", PathUp)
+	b.set("aws-1", paths.Up)
 	b.pass(t, 40)
 	b.expect(t, "all are up", nil)
 }
@@ -191,27 +192,27 @@ func TestReportsOfAFlappingMeshAreBounded(t *testing.T) {
 // TestReportIsTakenOver restarts the process while paths are down.
 func TestReportIsTakenOver(t *testing.T) {
 	b := newReporting(t)
-	b.set("aws-1", PathDown)
-	b.set("aws-2", PathDown)
+	b.set("aws-1", paths.Down)
+	b.set("aws-2", paths.Down)
 	b.pass(t, 10)
 	b.again()
-	b.set("aws-1", PathUnknown)
-	b.set("aws-2", PathUp)
+	b.set("aws-1", paths.Unknown)
+	b.set("aws-2", paths.Up)
 	if n := b.pass(t, 1); n != 1 {
 		t.Errorf("the new one wrote %d times, want once: the report goes with the owner", n)
 	}
 	b.expect(t, "nothing is known of one", &pathreport.Down{AllBut: true, Nodes: []string{}})
 	b.pass(t, 60)
 	b.expect(t, "the other one is up", &pathreport.Down{Nodes: []string{"aws-1"}})
-	b.set("aws-1", PathUp)
+	b.set("aws-1", paths.Up)
 	b.pass(t, 5)
 	b.expect(t, "both are up", nil)
 
 	// A leftover report of peers that don't exist: they may still be configured.
-	b.set("aws-1", PathDown)
+	b.set("aws-1", paths.Down)
 	b.pass(t, 1)
 	b.again()
-	b.all = map[string][]Path{"aws": {}}
+	b.all = map[string][]paths.Path{"aws": {}}
 	b.pass(t, 30)
 	b.expect(t, "its peers aren't configured yet", &pathreport.Down{Nodes: []string{"aws-1"}})
 	b.pass(t, 60)
@@ -222,16 +223,16 @@ func TestReportIsTakenOver(t *testing.T) {
 // the restart.
 func TestOldHandshakeIsNoSign(t *testing.T) {
 	b := newReporting(t)
-	b.set("aws-1", PathDown)
+	b.set("aws-1", paths.Down)
 	b.pass(t, 1)
 	b.again()
-	b.all["aws"] = []Path{{Node: "aws-1", State: PathUp, Since: b.now, Sign: SignHandshake}}
+	b.all["aws"] = []paths.Path{{Node: "aws-1", State: paths.Up, Since: b.now, Sign: paths.SignHandshake}}
 	b.pass(t, 40)
 	b.expect(t, "it seems to be up", &pathreport.Down{AllBut: true, Nodes: []string{}})
-	b.all["aws"] = []Path{{Node: "aws-1", State: PathUnknown, Since: b.now, Sign: SignSilence}}
+	b.all["aws"] = []paths.Path{{Node: "aws-1", State: paths.Unknown, Since: b.now, Sign: paths.SignSilence}}
 	b.pass(t, 100)
 	b.expect(t, "it doesn't any more", &pathreport.Down{AllBut: true, Nodes: []string{}})
-	b.all["aws"] = []Path{{Node: "aws-1", State: PathUp, Since: b.now, Sign: SignHandshake}}
+	b.all["aws"] = []paths.Path{{Node: "aws-1", State: paths.Up, Since: b.now, Sign: paths.SignHandshake}}
 	b.pass(t, 3)
 	b.expect(t, "a new handshake", nil)
 }
@@ -245,7 +246,7 @@ func TestReporterForbidden(t *testing.T) {
 		}
 		return false, nil, nil
 	})
-	b.set("aws-1", PathDown)
+	b.set("aws-1", paths.Down)
 	if err := b.Reconcile(context.Background()); !apierrors.IsForbidden(err) {
 		t.Error(err)
 	}
@@ -256,17 +257,17 @@ func TestReporterForbidden(t *testing.T) {
 
 // TestReportSaysWhatIsDown compares reports of random paths with the state of each path.
 func TestReportSaysWhatIsDown(t *testing.T) {
-	states := []PathState{PathUnknown, PathUp, PathDown}
+	states := []paths.State{paths.Unknown, paths.Up, paths.Down}
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		now, before := time.Unix(1e9, 0), pathreport.Report{Node: "gcp-1"}
 		for range 20 {
 			now = now.Add(time.Duration(r.IntN(3000)) * time.Millisecond)
-			all := map[string][]Path{}
+			all := map[string][]paths.Path{}
 			for i := range 2 {
 				remote := fmt.Sprintf("remote-%d", i)
 				for j := range r.IntN(6) {
-					all[remote] = append(all[remote], Path{
+					all[remote] = append(all[remote], paths.Path{
 						Node: fmt.Sprintf("n%d", j), State: states[r.IntN(3)], Since: now.Add(-time.Duration(r.IntN(4000)) * time.Millisecond),
 					})
 				}
@@ -283,11 +284,11 @@ func TestReportSaysWhatIsDown(t *testing.T) {
 					held := wasReported && was.Has(p.Node)
 					var must bool
 					switch p.State {
-					case PathDown:
+					case paths.Down:
 						must = true
-					case PathUp:
+					case paths.Up:
 						must = held && now.Sub(p.Since) < upFor
-					case PathUnknown:
+					case paths.Unknown:
 						must = held
 					}
 					if is != must {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/peers/paths"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
@@ -54,10 +55,10 @@ func (a *agent) deleteUnreplied(ctx context.Context) error {
 
 // justLost returns the allowed IPs of peers whose path went down less than unrepliedWindow
 // ago.
-func justLost(now time.Time, paths []peers.Path, all []peers.Peer) (lost []netip.Prefix) {
+func justLost(now time.Time, known []paths.Path, all []peers.Peer) (lost []netip.Prefix) {
 	down := map[tunnel.Key]bool{}
-	for i := range paths {
-		if p := &paths[i]; p.State == peers.PathDown && now.Sub(p.Since) < unrepliedWindow {
+	for i := range known {
+		if p := &known[i]; p.State == paths.Down && now.Sub(p.Since) < unrepliedWindow {
 			down[p.PublicKey] = true
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
-	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/peers/paths"
 )
 
 // command runs a program on the node, and returns its output.
@@ -94,7 +94,7 @@ func TestInputFirewalls(t *testing.T) {
 					for i, from := range nodes {
 						to := nodes[1-i]
 						p, known := from.said(to)
-						if known && (p.State != string(peers.PathUp) || !p.Since.Equal(since[from])) {
+						if known && (p.State != string(paths.Up) || !p.Since.Equal(since[from])) {
 							t.Fatalf("%s: %.1f s after the firewall came, the path from %s to %s is %+v", backend, time.Since(at).Seconds(), from.name, to.name, p)
 						}
 						settled = settled && (!known || !p.Answers || to != b && len(c.on) == 1)

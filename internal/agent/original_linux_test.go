@@ -19,6 +19,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/peers/paths"
 )
 
 const (
@@ -120,7 +121,7 @@ func TestBesideTheOriginal(t *testing.T) {
 		original.start(t)
 		original.peerWith(t, others...)
 		for _, other := range others {
-			other.awaitPath(t, old, "well without answers", func(p status.Path) bool { return p.State == string(peers.PathUp) && !p.Answers })
+			other.awaitPath(t, old, "well without answers", func(p status.Path) bool { return p.State == string(paths.Up) && !p.Answers })
 		}
 	})
 	under("taken over again", true, func() {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/peers/paths"
 )
 
 // newReporter returns the reporter of paths that are down, by which the service mirror
@@ -23,8 +24,8 @@ func (a *agent) newReporter(client kube.Client) *peers.Reporter {
 }
 
 // paths returns the paths to the nodes of each admitted remote.
-func (a *agent) paths() map[string][]peers.Path {
-	all := map[string][]peers.Path{}
+func (a *agent) paths() map[string][]paths.Path {
+	all := map[string][]paths.Path{}
 	for _, r := range a.admitted() {
 		all[r.cfg.Name] = r.controller.Paths()
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
-	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/peers/paths"
 )
 
 // said returns the path to another node in an agent's report, if it has one.
@@ -54,7 +54,7 @@ func (n *testNode) awaitPath(t *testing.T, to *testNode, what string, holds func
 	return path
 }
 
-func is(state peers.PathState, signs ...peers.Sign) func(status.Path) bool {
+func is(state paths.State, signs ...paths.Sign) func(status.Path) bool {
 	return func(p status.Path) bool {
 		for _, s := range signs {
 			if p.State == string(state) && p.Sign == string(s) {
@@ -66,8 +66,8 @@ func is(state peers.PathState, signs ...peers.Sign) func(status.Path) bool {
 }
 
 var (
-	answers = is(peers.PathUp, peers.SignAnswer)
-	gone    = is(peers.PathDown, peers.SignNoAnswer, peers.SignOneWay)
+	answers = is(paths.Up, paths.SignAnswer)
+	gone    = is(paths.Down, paths.SignNoAnswer, paths.SignOneWay)
 )
 
 // plug connects or disconnects a node's cable.
@@ -151,7 +151,7 @@ func TestPaths(t *testing.T) {
 			at := time.Now()
 			broken("unplugged", at, a, b, gone)
 			broken("unplugged", at, b, a, gone)
-			if p := a.path(t, c); p.State != string(peers.PathUp) || !p.Since.Equal(other) {
+			if p := a.path(t, c); p.State != string(paths.Up) || !p.Since.Equal(other) {
 				t.Errorf("the path to the other node: %+v", p)
 			}
 			s.plug(t, b, true)
@@ -177,9 +177,9 @@ func TestPaths(t *testing.T) {
 			at := time.Now()
 			broken("our packets get lost", at, a, b, gone)
 			broken("their packets get lost", at, b, a, gone)
-			a.awaitPath(t, b, "to be named one-way", is(peers.PathDown, peers.SignOneWay))
+			a.awaitPath(t, b, "to be named one-way", is(paths.Down, paths.SignOneWay))
 			t.Logf("named after %.1f s", time.Since(at).Seconds())
-			if p := b.path(t, a); p.Sign != string(peers.SignNoAnswer) {
+			if p := b.path(t, a); p.Sign != string(paths.SignNoAnswer) {
 				t.Errorf("the side that hears nothing says %+v", p)
 			}
 			a.mislead(t, b, false)
@@ -207,7 +207,7 @@ func TestPaths(t *testing.T) {
 				time.Sleep(patience / 300)
 			}
 			t.Logf("%s: small packets only: named after %.0f s", backend, time.Since(at).Seconds())
-			if p := a.path(t, b); p.State != string(peers.PathUp) {
+			if p := a.path(t, b); p.State != string(paths.Up) {
 				t.Errorf("the path is %+v", p)
 			}
 			narrow(1500)
@@ -223,7 +223,7 @@ func TestPaths(t *testing.T) {
 			// Packets for longer than it takes to detect that a path is down.
 			passed := flow.got.Load() + uint64(8*time.Second/flowSpacing)
 			await(t, "packets to pass", func() bool { return flow.got.Load() >= passed })
-			if p := a.path(t, b); p.State != string(peers.PathUp) || p.Sign != string(peers.SignAnswer) || !p.Since.Equal(since) {
+			if p := a.path(t, b); p.State != string(paths.Up) || p.Sign != string(paths.SignAnswer) || !p.Since.Equal(since) {
 				t.Errorf("with its agent away, the path is %+v, was up since %v", p, since)
 			}
 			b.start(t)

@@ -20,6 +20,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/peers/paths"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
@@ -159,7 +160,7 @@ func (r *remote) tasks() []run.Task {
 		}),
 		r.agent.loop(reconcile.Config{
 			Name: "signs of life " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Listen), Trigger: reconcile.NewTrigger(),
-			Resync: peers.ListenSpacing,
+			Resync: paths.ListenSpacing,
 		}),
 		r.agent.loop(reconcile.Config{
 			Name: "paths " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Probe), Trigger: reconcile.NewTrigger(),
@@ -177,7 +178,7 @@ func (r *remote) tasks() []run.Task {
 }
 
 // prober returns a prober of the remote's nodes.
-func (r *remote) prober() (peers.Prober, error) {
+func (r *remote) prober() (paths.Prober, error) {
 	p, err := r.device.Prober()
 	if err != nil {
 		return nil, err

@@ -9,6 +9,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/peers/paths"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
@@ -130,7 +131,7 @@ func (r *remote) status(ctx context.Context) status.Remote {
 	for i := range device.Peers {
 		p := &device.Peers[i]
 		heard := r.controller.Heard(now, p)
-		health := peers.HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake, heard, p.Endpoint.IsValid())
+		health := paths.HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake, heard, p.Endpoint.IsValid())
 		peer := status.Peer{
 			Node: nodes[p.PublicKey], PublicKey: p.PublicKey.String(), Disputed: state.Disputed[nodes[p.PublicKey]],
 			LastHandshake: some(p.LastHandshake), LastHeard: some(heard), RxBytes: p.RxBytes, TxBytes: p.TxBytes,

@@ -13,6 +13,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/peers/paths"
 )
 
 // statusCommand is "semaphore-wireguard status".
@@ -162,14 +163,14 @@ func packets(packets *uint64) string {
 }
 
 func showRemote(p *report.Page, t *report.Table, r *status.Remote) {
-	count := map[peers.Health]int{}
+	count := map[paths.Health]int{}
 	for i := range r.Peers {
-		count[peers.Health(r.Peers[i].Health)]++
+		count[paths.Health(r.Peers[i].Health)]++
 	}
 	t.Row(r.Name, p.Age(r.API.LastContact), r.Source, r.Device.Name, r.Device.Backend,
 		strconv.Itoa(r.Device.ListenPort), strconv.Itoa(r.Device.MTU),
-		strconv.Itoa(count[peers.HealthUp]), strconv.Itoa(count[peers.HealthConnecting]), strconv.Itoa(count[peers.HealthWaiting]),
-		strconv.Itoa(count[peers.HealthSilent]), strconv.Itoa(count[peers.HealthDown]),
+		strconv.Itoa(count[paths.HealthUp]), strconv.Itoa(count[paths.HealthConnecting]), strconv.Itoa(count[paths.HealthWaiting]),
+		strconv.Itoa(count[paths.HealthSilent]), strconv.Itoa(count[paths.HealthDown]),
 		strconv.Itoa(len(r.Rejected)), packets(r.Forged), packets(r.Stopped))
 
 	what := "remote " + r.Name
@@ -220,12 +221,12 @@ func showRemote(p *report.Page, t *report.Table, r *status.Remote) {
 
 // showPeers shows the peers of a remote, those with the worst health first.
 func showPeers(p *report.Page, t *report.Table, r *status.Remote) {
-	urgency := peers.Healths()
+	urgency := paths.Healths()
 	sorted := slices.SortedFunc(slices.Values(r.Peers), func(a, b status.Peer) int {
-		return cmp.Or(cmp.Compare(slices.Index(urgency, peers.Health(a.Health)), slices.Index(urgency, peers.Health(b.Health))),
+		return cmp.Or(cmp.Compare(slices.Index(urgency, paths.Health(a.Health)), slices.Index(urgency, paths.Health(b.Health))),
 			cmp.Compare(a.Node, b.Node), cmp.Compare(a.PublicKey, b.PublicKey))
 	})
-	names := map[peers.Health][]string{}
+	names := map[paths.Health][]string{}
 	var narrow, oneWay, unanswered []string
 	for i := range sorted {
 		peer := &sorted[i]
@@ -241,12 +242,12 @@ func showPeers(p *report.Page, t *report.Table, r *status.Remote) {
 		t.Row(r.Name, name, peer.Endpoint, peer.Health, since, sign, p.Age(peer.LastHandshake), p.Age(peer.LastHeard),
 			report.Bytes(peer.RxBytes), report.Bytes(peer.TxBytes), strings.Join(podCIDRs(peer.AllowedIPs), ","))
 		switch {
-		case sign == string(peers.SignOneWay):
+		case sign == string(paths.SignOneWay):
 			oneWay = append(oneWay, name)
-		case sign == string(peers.SignNoAnswer):
+		case sign == string(paths.SignNoAnswer):
 			unanswered = append(unanswered, name)
 		default:
-			names[peers.Health(peer.Health)] = append(names[peers.Health(peer.Health)], name)
+			names[paths.Health(peer.Health)] = append(names[paths.Health(peer.Health)], name)
 		}
 	}
 	say := func(how func(string, ...any), what string, few []string) {
@@ -254,13 +255,13 @@ func showPeers(p *report.Page, t *report.Table, r *status.Remote) {
 			how("remote %s: "+what+" %d of %d peers: %s", r.Name, len(few), len(sorted), report.Some(few))
 		}
 	}
-	say(p.Wrong, "no session with", names[peers.HealthDown])
+	say(p.Wrong, "no session with", names[paths.HealthDown])
 	say(p.Wrong, "no more answers from", unanswered)
 	say(p.Wrong, "packets arrive from but do not reach (one way)", oneWay)
 	say(p.Wrong, "only small packets reach", narrow)
-	say(p.Unknown, "no session yet with", names[peers.HealthConnecting])
-	say(p.Unknown, "no endpoint and nothing received yet from", names[peers.HealthWaiting])
-	say(p.Unknown, "nothing received lately from", names[peers.HealthSilent])
+	say(p.Unknown, "no session yet with", names[paths.HealthConnecting])
+	say(p.Unknown, "no endpoint and nothing received yet from", names[paths.HealthWaiting])
+	say(p.Unknown, "nothing received lately from", names[paths.HealthSilent])
 	if d := &r.Device; d.Unprobed != "" {
 		p.Line("remote %s: its nodes can't be probed, so a lost node is detected only after minutes: %s", r.Name, d.Unprobed)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/report/reporttest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/peers/paths"
 )
 
 // wellReport is a report without faults.
@@ -32,13 +33,13 @@ func wellReport() status.Agent {
 			Peers: []status.Peer{
 				{
 					Node: "gcp-2", PublicKey: "two", Endpoint: "10.66.0.5:51820", AllowedIPs: []string{"10.4.1.0/24", "fd04:0:0:1::/64", "fe80::2/128"},
-					Path:   &status.Path{State: string(peers.PathUp), Since: *ago(3 * time.Hour), Sign: string(peers.SignAnswer), Answers: true},
-					Health: string(peers.HealthUp), LastHandshake: ago(75 * time.Second), LastHeard: ago(5 * time.Second), RxBytes: 3 << 20, TxBytes: 1536,
+					Path:   &status.Path{State: string(paths.Up), Since: *ago(3 * time.Hour), Sign: string(paths.SignAnswer), Answers: true},
+					Health: string(paths.HealthUp), LastHandshake: ago(75 * time.Second), LastHeard: ago(5 * time.Second), RxBytes: 3 << 20, TxBytes: 1536,
 				},
 				{
 					Node: "gcp-1", PublicKey: "one", Endpoint: "10.66.0.4:51820", AllowedIPs: []string{"10.4.0.0/24", "fe80::1/128"},
-					Path:   &status.Path{State: string(peers.PathUp), Since: *ago(2 * time.Minute), Sign: string(peers.SignReceived)},
-					Health: string(peers.HealthUp), LastHandshake: ago(15 * time.Second), LastHeard: ago(10 * time.Second), RxBytes: 92, TxBytes: 180,
+					Path:   &status.Path{State: string(paths.Up), Since: *ago(2 * time.Minute), Sign: string(paths.SignReceived)},
+					Health: string(paths.HealthUp), LastHandshake: ago(15 * time.Second), LastHeard: ago(10 * time.Second), RxBytes: 92, TxBytes: 180,
 				},
 			},
 			Rejected: []status.Rejection{}, Forged: new(uint64), Stopped: new(uint64),
@@ -107,7 +108,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	}{
 		{
 			"a peer without a session comes first",
-			func(rep *status.Agent) { rep.Remotes[0].Peers[0].Health = string(peers.HealthDown) },
+			func(rep *status.Agent) { rep.Remotes[0].Peers[0].Health = string(paths.HealthDown) },
 			[]string{"remote gcp: no session with 1 of 2 peers: gcp-2"},
 			"POD CIDRS\ngcp     gcp-2  10.66.0.5:51820  down ",
 		},
@@ -129,7 +130,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 			"a peer that answers no more",
 			func(rep *status.Agent) {
 				peer := &rep.Remotes[0].Peers[0]
-				peer.Health, peer.Path.State, peer.Path.Sign = string(peers.HealthDown), string(peers.PathDown), string(peers.SignNoAnswer)
+				peer.Health, peer.Path.State, peer.Path.Sign = string(paths.HealthDown), string(paths.Down), string(paths.SignNoAnswer)
 			},
 			[]string{"remote gcp: no more answers from 1 of 2 peers: gcp-2"},
 			"no_answer",
@@ -138,7 +139,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 			"a path that carries packets one way",
 			func(rep *status.Agent) {
 				peer := &rep.Remotes[0].Peers[0]
-				peer.Health, peer.Path.State, peer.Path.Sign = string(peers.HealthDown), string(peers.PathDown), string(peers.SignOneWay)
+				peer.Health, peer.Path.State, peer.Path.Sign = string(paths.HealthDown), string(paths.Down), string(paths.SignOneWay)
 			},
 			[]string{"remote gcp: packets arrive from but do not reach (one way) 1 of 2 peers: gcp-2"},
 			"one_way",
@@ -152,7 +153,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		{
 			"a peer that no node is known for",
 			func(rep *status.Agent) {
-				rep.Remotes[0].Peers[0].Node, rep.Remotes[0].Peers[0].Health = "", string(peers.HealthDown)
+				rep.Remotes[0].Peers[0].Node, rep.Remotes[0].Peers[0].Health = "", string(paths.HealthDown)
 			},
 			[]string{"remote gcp: no session with 1 of 2 peers: key two"},
 			"key two",
@@ -307,12 +308,12 @@ func TestStatusSaysWhatIsNotKnown(t *testing.T) {
 	}{
 		{
 			"a peer without a session yet",
-			func(rep *status.Agent) { rep.Remotes[0].Peers[1].Health = string(peers.HealthConnecting) },
+			func(rep *status.Agent) { rep.Remotes[0].Peers[1].Health = string(paths.HealthConnecting) },
 			"remote gcp: no session yet with 1 of 2 peers: gcp-1",
 		},
 		{
 			"a silent peer",
-			func(rep *status.Agent) { rep.Remotes[0].Peers[1].Health = string(peers.HealthSilent) },
+			func(rep *status.Agent) { rep.Remotes[0].Peers[1].Health = string(paths.HealthSilent) },
 			"remote gcp: nothing received lately from 1 of 2 peers: gcp-1",
 		},
 		{

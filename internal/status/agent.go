@@ -175,7 +175,7 @@ type Peer struct {
 	PublicKey     string     `json:"publicKey"`
 	Endpoint      string     `json:"endpoint"` // current, may have roamed; empty: not known
 	AllowedIPs    []string   `json:"allowedIPs"`
-	Health        string     `json:"health"`         // a peers.Health
+	Health        string     `json:"health"`         // a paths.Health
 	Path          *Path      `json:"path,omitempty"` // nil: a peer without a known node, or an older agent
 	LastHandshake *time.Time `json:"lastHandshake,omitempty"`
 	LastHeard     *time.Time `json:"lastHeard,omitempty"` // nil: not since the agent's start
@@ -188,9 +188,9 @@ type Peer struct {
 
 // Path is the state of the path to a peer.
 type Path struct {
-	State     string    `json:"state"` // a peers.PathState
+	State     string    `json:"state"` // a paths.State
 	Since     time.Time `json:"since"`
-	Sign      string    `json:"sign"`                // a peers.Sign
+	Sign      string    `json:"sign"`                // a paths.Sign
 	Answers   bool      `json:"answers"`             // the peer answers probes
 	SmallOnly bool      `json:"smallOnly,omitempty"` // full-size packets get lost
 	RTT       float64   `json:"rtt,omitempty"`       // median round trip of the last probes in seconds; 0: not known

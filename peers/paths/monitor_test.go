@@ -1,4 +1,4 @@
-package peers
+package paths
 
 import (
 	"context"
@@ -63,7 +63,7 @@ type monitored struct {
 
 func (d *monitored) Index() (int, bool) { return 7, !d.gone }
 
-// Nudge implements Monitored.
+// Nudge implements Device.
 func (d *monitored) Nudge(_ context.Context, decide func(tunnel.PeerStatus) tunnel.Nudge) (tunnel.Nudges, error) {
 	d.reads++
 	if d.err != nil {
@@ -86,12 +86,12 @@ func (d *monitored) Nudge(_ context.Context, decide func(tunnel.PeerStatus) tunn
 // monitor returns a monitor of a device with new peers, with open for its prober.
 func monitor(size int, open func() (Prober, error), logs slog.Handler) (*Monitor, *monitored) {
 	d := &monitored{peers: map[tunnel.Key]tunnel.PeerStatus{}}
-	m := NewMonitor(MonitorConfig{Device: d, Prober: open, Logger: slog.New(logs)})
-	var all []MonitoredPeer
+	m := NewMonitor(Config{Device: d, Prober: open, Logger: slog.New(logs)})
+	var all []Peer
 	fresh := map[tunnel.Key]struct{}{}
 	for i := range size {
 		k := keyOf(i + 1)
-		all = append(all, MonitoredPeer{PublicKey: k, Addr: tunnel.LinkLocal(k), Since: time.Now()})
+		all = append(all, Peer{PublicKey: k, Addr: tunnel.LinkLocal(k), Since: time.Now()})
 		d.peers[k], fresh[k] = tunnel.PeerStatus{}, struct{}{}
 	}
 	m.Set(time.Now(), tunnel.Key{}, all, fresh)
@@ -108,7 +108,7 @@ func TestHostThatBlocksProbes(t *testing.T) {
 	probe := func(times int) Path {
 		t.Helper()
 		for range times {
-			for _, to := range m.paths.of {
+			for _, to := range m.table.of {
 				to.next = time.Now()
 			}
 			if err := m.Probe(t.Context()); err != nil {
@@ -117,7 +117,7 @@ func TestHostThatBlocksProbes(t *testing.T) {
 		}
 		return m.Paths()[0]
 	}
-	if is := probe(2); is.State != PathUp || !is.Answers || m.Unprobed() != "" {
+	if is := probe(2); is.State != Up || !is.Answers || m.Unprobed() != "" {
 		t.Fatalf("%+v, unprobed: %s", is, m.Unprobed())
 	}
 	p.refuses = fmt.Errorf("%w: send: no", tunnel.ErrNoProbes)
@@ -133,7 +133,7 @@ func TestHostThatBlocksProbes(t *testing.T) {
 		t.Errorf("later opened %d times, logged:\n%s", p.opened, logs.String())
 	}
 	p.refuses, m.probing.until = nil, time.Now()
-	if is := probe(2); is.State != PathUp || !is.Answers || m.Unprobed() != "" {
+	if is := probe(2); is.State != Up || !is.Answers || m.Unprobed() != "" {
 		t.Errorf("%+v, unprobed: %q", is, m.Unprobed())
 	}
 }
@@ -154,7 +154,7 @@ func TestProberIsKept(t *testing.T) {
 		{"outdated", os.ErrNotExist, 2, false},
 	} {
 		p.outdated, m.probing.until = s.outdated, time.Now()
-		for _, to := range m.paths.of {
+		for _, to := range m.table.of {
 			to.next, to.answers = time.Now(), false
 		}
 		if err := m.Probe(t.Context()); err != nil {

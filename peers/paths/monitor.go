@@ -1,4 +1,7 @@
-package peers
+// Package paths judges the paths to the peers of a WireGuard device: whether packets reach a
+// peer and return. It probes them, reads WireGuard's status, and sends the handshakes and
+// keepalives that establish and check sessions. It knows nothing of Kubernetes.
+package paths
 
 import (
 	"context"
@@ -34,17 +37,17 @@ const (
 	readRest = 40
 )
 
-// Monitored is a device whose peers' paths are judged: a tunnel.Device.
-type Monitored interface {
+// Device is a device whose peers' paths are judged: a tunnel.Device.
+type Device interface {
 	// Index returns the link's index, and false while the device doesn't exist.
 	Index() (int, bool)
 	// Nudge applies decide's result to each peer of the device.
 	Nudge(ctx context.Context, decide func(tunnel.PeerStatus) tunnel.Nudge) (tunnel.Nudges, error)
 }
 
-// MonitorConfig describes a Monitor.
-type MonitorConfig struct {
-	Device Monitored
+// Config describes a Monitor.
+type Config struct {
+	Device Device
 	// Prober opens a prober of the device's peers, which the Monitor closes; nil: peers are
 	// not probed.
 	Prober func() (Prober, error)
@@ -54,14 +57,13 @@ type MonitorConfig struct {
 	Logger         *slog.Logger
 }
 
-// Monitor judges the paths to the peers of one device, by probes and by WireGuard's status,
-// and sends the handshakes and keepalives that establish and check sessions.
+// Monitor judges the paths to the peers of one device, by probes and by WireGuard's status.
 type Monitor struct {
-	cfg MonitorConfig
+	cfg Config
 
 	handshakes handshakes
 	activity   activity
-	paths      paths
+	table      table
 	probing    probing
 	// The earliest and the next time of Renew, which owns them.
 	renewAfter, renewDue time.Time
@@ -70,12 +72,12 @@ type Monitor struct {
 }
 
 // NewMonitor returns a monitor of a device without peers.
-func NewMonitor(cfg MonitorConfig) *Monitor {
-	return &Monitor{cfg: cfg, paths: newPaths(), handshakes: handshakes{fresh: map[tunnel.Key]*newPeer{}}}
+func NewMonitor(cfg Config) *Monitor {
+	return &Monitor{cfg: cfg, table: newTable(), handshakes: handshakes{fresh: map[tunnel.Key]*newPeer{}}}
 }
 
-// MonitoredPeer is a peer whose path is judged.
-type MonitoredPeer struct {
+// Peer is a peer whose path is judged.
+type Peer struct {
 	Node      string
 	PublicKey tunnel.Key
 	Addr      netip.Addr // for probes; invalid: it isn't probed
@@ -86,9 +88,9 @@ type MonitoredPeer struct {
 // Set replaces the peers of the device, whose public key is own. Known peers keep their
 // state. With those in fresh, which were configured just now, Rehandshake establishes
 // sessions.
-func (m *Monitor) Set(now time.Time, own tunnel.Key, peers []MonitoredPeer, fresh map[tunnel.Key]struct{}) {
+func (m *Monitor) Set(now time.Time, own tunnel.Key, peers []Peer, fresh map[tunnel.Key]struct{}) {
 	m.handshakes.add(own, peers, fresh)
-	m.paths.set(now, own, peers)
+	m.table.set(now, own, peers)
 }
 
 // probing is the open prober of a device. It is owned by Probe.
@@ -107,14 +109,14 @@ func (m *Monitor) Probe(context.Context) error {
 	now := time.Now()
 	changed := false
 	if prober == nil {
-		m.paths.fallBackAll(now)
+		m.table.fallBackAll(now)
 	} else if err = prober.Receive(func(a tunnel.Answer) {
-		changed = m.paths.answer(now, a) || changed
+		changed = m.table.answer(now, a) || changed
 	}); err != nil {
 		err = errors.Join(err, m.StopProbing())
 		prober = nil
 	}
-	ask, judged, handshakes := m.paths.tick(now)
+	ask, judged, handshakes := m.table.tick(now)
 	for _, p := range ask {
 		if prober == nil {
 			break
@@ -129,7 +131,7 @@ func (m *Monitor) Probe(context.Context) error {
 			m.unprobed.Store(nil)
 		}
 		// A probe that can't be routed counts as unanswered.
-		m.paths.sent(now, p)
+		m.table.sent(now, p)
 	}
 	if (changed || judged) && m.cfg.Changed != nil {
 		m.cfg.Changed()
@@ -216,8 +218,8 @@ func (m *Monitor) Unprobed() string {
 }
 
 // Renew sends handshakes to peers that no longer answer probes, or that are down, see
-// [Monitored.Nudge]. It reads the whole device, and may run concurrently with everything but
-// itself. Call it after MonitorConfig.Renew and at RenewDue.
+// [Device.Nudge]. It reads the whole device, and may run concurrently with everything but
+// itself. Call it after Config.Renew and at RenewDue.
 func (m *Monitor) Renew(ctx context.Context) error {
 	if _, exists := m.cfg.Device.Index(); !exists || time.Now().Before(m.renewAfter) {
 		return nil
@@ -230,7 +232,7 @@ func (m *Monitor) Renew(ctx context.Context) error {
 		if begun >= nudgeBurst {
 			return tunnel.NudgeNone
 		}
-		do := m.paths.nudge(started, p.PublicKey)
+		do := m.table.nudge(started, p.PublicKey)
 		if do != tunnel.NudgeNone {
 			begun++
 		}
@@ -246,12 +248,12 @@ func (m *Monitor) Renew(ctx context.Context) error {
 	return err
 }
 
-// RenewDue returns when Renew is due without MonitorConfig.Renew; zero: never. It must
+// RenewDue returns when Renew is due without Config.Renew; zero: never. It must
 // not run concurrently with Renew.
 func (m *Monitor) RenewDue() time.Time { return m.renewDue }
 
 // Paths returns the paths to all peers, sorted by node.
-func (m *Monitor) Paths() []Path { return m.paths.export() }
+func (m *Monitor) Paths() []Path { return m.table.export() }
 
 // Path returns the path to one peer.
-func (m *Monitor) Path(key tunnel.Key) (Path, bool) { return m.paths.find(key) }
+func (m *Monitor) Path(key tunnel.Key) (Path, bool) { return m.table.find(key) }

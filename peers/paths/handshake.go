@@ -1,4 +1,4 @@
-package peers
+package paths
 
 import (
 	"cmp"
@@ -113,7 +113,7 @@ type handshakes struct {
 }
 
 // add queues those of the peers that are in fresh, of the device with the key own.
-func (h *handshakes) add(own tunnel.Key, peers []MonitoredPeer, fresh map[tunnel.Key]struct{}) {
+func (h *handshakes) add(own tunnel.Key, peers []Peer, fresh map[tunnel.Key]struct{}) {
 	if len(fresh) == 0 {
 		return
 	}

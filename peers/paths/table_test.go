@@ -1,4 +1,4 @@
-package peers
+package paths
 
 import (
 	"encoding/binary"
@@ -14,9 +14,9 @@ import (
 // mesh simulates a device with peers, with its own clock. Answers arrive at the next tick.
 type mesh struct {
 	t     *testing.T
-	paths paths
+	table table
 	now   time.Time
-	peers []MonitoredPeer
+	peers []Peer
 
 	// cut are peers that packets don't reach, or don't return from; deaf are peers whose
 	// kernels don't answer probes, though handshakes succeed.
@@ -48,24 +48,24 @@ func keyOf(n int) (k tunnel.Key) {
 
 func newMesh(t *testing.T, size int) *mesh {
 	t.Helper()
-	m := &mesh{paths: newPaths(), t: t, now: time.Unix(1_800_000_000, 0), cut: map[tunnel.Key]bool{}, deaf: map[tunnel.Key]bool{}}
+	m := &mesh{table: newTable(), t: t, now: time.Unix(1_800_000_000, 0), cut: map[tunnel.Key]bool{}, deaf: map[tunnel.Key]bool{}}
 	for i := range size {
 		k := keyOf(i + 1)
-		m.peers = append(m.peers, MonitoredPeer{Node: fmt.Sprintf("gcp-%d", i), PublicKey: k, Addr: tunnel.LinkLocal(k), Since: m.now})
+		m.peers = append(m.peers, Peer{Node: fmt.Sprintf("gcp-%d", i), PublicKey: k, Addr: tunnel.LinkLocal(k), Since: m.now})
 	}
-	m.paths.set(m.now, tunnel.Key{}, m.peers)
+	m.table.set(m.now, tunnel.Key{}, m.peers)
 	return m
 }
 
 // onDevice is a peer as the device has it.
-func onDevice(p MonitoredPeer) tunnel.Peer {
+func onDevice(p Peer) tunnel.Peer {
 	return tunnel.Peer{PublicKey: p.PublicKey, Endpoint: netip.MustParseAddrPort("10.22.0.1:51820")}
 }
 
 // meet establishes sessions with all peers.
 func (m *mesh) meet() {
 	for _, p := range m.peers {
-		m.paths.updateStatus(m.now, &tunnel.PeerStatus{Peer: onDevice(p), LastHandshake: m.now}, time.Time{})
+		m.table.updateStatus(m.now, &tunnel.PeerStatus{Peer: onDevice(p), LastHandshake: m.now}, time.Time{})
 	}
 }
 
@@ -75,7 +75,7 @@ func (m *mesh) read() {
 	for i := range m.peers {
 		key := m.peers[i].PublicKey
 		s := tunnel.PeerStatus{Peer: onDevice(m.peers[i])}
-		p := m.paths.of[key]
+		p := m.table.of[key]
 		switch {
 		case !m.cut[key] && p.nudgedAt.Sub(p.handshake) >= rekeyTimeout && !m.now.Before(p.nudgedAt.Add(m.late)):
 			s.LastHandshake = m.now
@@ -86,29 +86,29 @@ func (m *mesh) read() {
 		if m.cut[key] && m.heard || !m.cut[key] && m.busy {
 			s.RxBytes += 148
 		}
-		m.paths.updateStatus(m.now, &s, time.Time{})
+		m.table.updateStatus(m.now, &s, time.Time{})
 	}
 }
 
 // step is one tick. Handshakes that are due are sent at once.
 func (m *mesh) step() {
 	m.now = m.now.Add(pathTick)
-	send, _, handshakes := m.paths.tick(m.now)
+	send, _, handshakes := m.table.tick(m.now)
 	m.sent += len(send)
 	for _, p := range send {
-		m.paths.sent(m.now, p)
+		m.table.sent(m.now, p)
 	}
 	if handshakes && !m.now.Before(m.rested) {
 		m.rested = m.now.Add(m.rest)
 		m.read()
 		for i := range m.peers {
-			switch m.paths.nudge(m.now, m.peers[i].PublicKey) {
+			switch m.table.nudge(m.now, m.peers[i].PublicKey) {
 			case tunnel.NudgeNone, tunnel.NudgeKeepalive:
 			case tunnel.NudgeReset:
 				m.resets++
 				m.begun++
 			case tunnel.NudgeHandshake:
-				if m.paths.of[m.peers[i].PublicKey].verifiable(m.now) {
+				if m.table.of[m.peers[i].PublicKey].verifiable(m.now) {
 					m.begun++
 				}
 			}
@@ -123,7 +123,7 @@ func (m *mesh) step() {
 	rest := m.pending[:0]
 	for _, a := range m.pending {
 		if a.at.Before(m.now.Add(pathTick)) {
-			m.paths.answer(a.at, a.Answer)
+			m.table.answer(a.at, a.Answer)
 		} else {
 			rest = append(rest, a)
 		}
@@ -132,14 +132,14 @@ func (m *mesh) step() {
 }
 
 // until steps until the given peers are in a state, and returns how long that took.
-func (m *mesh) until(what string, limit time.Duration, state PathState, of ...int) time.Duration {
+func (m *mesh) until(what string, limit time.Duration, state State, of ...int) time.Duration {
 	m.t.Helper()
 	started := m.now
 	for m.now.Sub(started) <= limit {
 		m.step()
 		n := 0
 		for _, i := range of {
-			if m.paths.of[keyOf(i+1)].state == state {
+			if m.table.of[keyOf(i+1)].state == state {
 				n++
 			}
 		}
@@ -171,11 +171,11 @@ func TestPathsInTime(t *testing.T) {
 			}
 			m := newMesh(t, c.size)
 			m.meet()
-			m.until("all up", time.Minute, PathUp, upTo(c.size)...)
-			m.paths.of[keyOf(1)].used = true
-			m.paths.mu.Lock()
-			m.paths.updateIntervals()
-			m.paths.mu.Unlock()
+			m.until("all up", time.Minute, Up, upTo(c.size)...)
+			m.table.of[keyOf(1)].used = true
+			m.table.mu.Lock()
+			m.table.updateIntervals()
+			m.table.mu.Unlock()
 			for range 300 {
 				m.step()
 			}
@@ -195,14 +195,14 @@ func TestPathsInTime(t *testing.T) {
 				}
 				for who, worst := range map[int]*time.Duration{0: &worstUsed, c.size - 1: &worstIdle} {
 					m.cut[keyOf(who+1)] = true
-					*worst = max(*worst, m.until("down", c.down, PathDown, who))
+					*worst = max(*worst, m.until("down", c.down, Down, who))
 					for range 50 {
 						m.step()
 					}
 					delete(m.cut, keyOf(who+1))
-					worstUp = max(worstUp, m.until("up", 2*time.Second, PathUp, who))
+					worstUp = max(worstUp, m.until("up", 2*time.Second, Up, who))
 				}
-				m.paths.of[keyOf(1)].used = true
+				m.table.of[keyOf(1)].used = true
 			}
 			if worstUsed > c.used {
 				t.Errorf("a used path is down after %v", worstUsed)
@@ -212,7 +212,7 @@ func TestPathsInTime(t *testing.T) {
 			}
 			m.sent = 0
 			began := m.now
-			all := m.until("all down", 30*time.Second, PathDown, upTo(c.size)...)
+			all := m.until("all down", 30*time.Second, Down, upTo(c.size)...)
 			t.Logf("%d peers: %.0f probes a second; down: used %v, idle %v, all of them %v (with %.0f probes a second); up %v",
 				c.size, rate, worstUsed, worstIdle, all, float64(m.sent)/m.now.Sub(began).Seconds(), worstUp)
 			if c.size <= 500 && all > 4*time.Second {
@@ -226,13 +226,13 @@ func TestPathsInTime(t *testing.T) {
 // for full-size probes.
 func TestUsedPathsGoFirst(t *testing.T) {
 	m := newMesh(t, 500)
-	m.until("all up", time.Minute, PathUp, upTo(500)...)
-	used := m.paths.of[keyOf(1)]
-	for _, p := range m.paths.of {
+	m.until("all up", time.Minute, Up, upTo(500)...)
+	used := m.table.of[keyOf(1)]
+	for _, p := range m.table.of {
 		p.next, p.largeNext = m.now, m.now
 	}
 	used.used, used.next = true, m.now.Add(pathTick)
-	send, _, _ := m.paths.tick(m.now.Add(pathTick))
+	send, _, _ := m.table.tick(m.now.Add(pathTick))
 	if len(send) == 0 || len(send) == 500 || !slices.ContainsFunc(send, func(p probe) bool { return p.key == used.key && !p.large }) {
 		t.Errorf("it isn't among the %d that are asked", len(send))
 	}
@@ -243,27 +243,27 @@ func TestUsedPathsGoFirst(t *testing.T) {
 func TestPathsOfPeersThatDontAnswer(t *testing.T) {
 	m := newMesh(t, 2)
 	m.deaf[keyOf(1)] = true
-	m.until("the other one up", time.Minute, PathUp, 1)
-	p := m.paths.of[keyOf(1)]
+	m.until("the other one up", time.Minute, Up, 1)
+	p := m.table.of[keyOf(1)]
 	for range 600 {
 		m.step()
 	}
-	if p.state != PathUnknown || p.answers {
+	if p.state != Unknown || p.answers {
 		t.Errorf("one that was never heard is %s (%s)", p.state, p.sign)
 	}
 	session := tunnel.PeerStatus{Peer: onDevice(m.peers[0]), LastHandshake: m.now}
-	m.paths.updateStatus(m.now, &session, time.Time{})
+	m.table.updateStatus(m.now, &session, time.Time{})
 	m.step()
-	if p.state != PathUp || p.sign != SignHandshake {
+	if p.state != Up || p.sign != SignHandshake {
 		t.Errorf("one with a session is %s (%s)", p.state, p.sign)
 	}
 
 	m.deaf[keyOf(2)] = true
-	q, before := m.paths.of[keyOf(2)], m.paths.of[keyOf(2)].since
+	q, before := m.table.of[keyOf(2)], m.table.of[keyOf(2)].since
 	for range 100 {
 		m.step()
 		m.read()
-		if q.state != PathUp || !q.since.Equal(before) {
+		if q.state != Up || !q.since.Equal(before) {
 			t.Fatalf("one that stopped answering is %s (%s)", q.state, q.sign)
 		}
 	}
@@ -282,9 +282,9 @@ func TestPeersAreProbedAgainInEachSession(t *testing.T) {
 	}
 	delete(m.deaf, keyOf(1))
 	session := tunnel.PeerStatus{Peer: onDevice(m.peers[0]), LastHandshake: m.now}
-	m.paths.updateStatus(m.now, &session, time.Time{})
+	m.table.updateStatus(m.now, &session, time.Time{})
 	m.step()
-	if p := m.paths.of[keyOf(1)]; !p.answers {
+	if p := m.table.of[keyOf(1)]; !p.answers {
 		t.Errorf("it is %s (%s), and is asked in %v", p.state, p.sign, p.next.Sub(m.now))
 	}
 }
@@ -293,20 +293,20 @@ func TestPeersAreProbedAgainInEachSession(t *testing.T) {
 // as down, twice. Its session isn't renewed repeatedly.
 func TestHandshakeThatIsReadLate(t *testing.T) {
 	m := newMesh(t, 2)
-	m.until("all up", time.Minute, PathUp, 0, 1)
+	m.until("all up", time.Minute, Up, 0, 1)
 	m.deaf[keyOf(1)], m.rest = true, time.Second
-	p, downs, before := m.paths.of[keyOf(1)], 0, PathUp
+	p, downs, before := m.table.of[keyOf(1)], 0, Up
 	for range 300 {
 		m.step()
 		if p.nudgedAt.After(p.handshake) && !m.now.Before(m.rested) {
 			m.read()
 		}
-		if p.state == PathDown && before != PathDown {
+		if p.state == Down && before != Down {
 			downs++
 		}
 		before = p.state
 	}
-	if p.state != PathUp || downs > 2 || m.begun > 2 {
+	if p.state != Up || downs > 2 || m.begun > 2 {
 		t.Errorf("it is %s (%s), was down %d times, and %d handshakes were begun", p.state, p.sign, downs, m.begun)
 	}
 }
@@ -337,22 +337,22 @@ func TestPacketsThatArriveCount(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := newMesh(t, 2)
-			m.until("all up", time.Minute, PathUp, 0, 1)
+			m.until("all up", time.Minute, Up, 0, 1)
 			m.meet()
-			for m.now.Sub(m.paths.of[keyOf(1)].handshake) < c.session {
+			for m.now.Sub(m.table.of[keyOf(1)].handshake) < c.session {
 				m.step()
 			}
-			p := m.paths.of[keyOf(1)]
+			p := m.table.of[keyOf(1)]
 			p.initiator, p.passive = !c.responder, c.passive
 			m.cut[keyOf(1)], m.deaf[keyOf(1)], m.busy, m.heard = c.cut, c.deaf, c.busy, c.heard
 			if c.down > 0 {
-				m.until("down", c.down, PathDown, 0)
+				m.until("down", c.down, Down, 0)
 			}
 			for range 300 {
 				if c.down > 0 {
 					break
 				}
-				if m.step(); p.state != PathUp {
+				if m.step(); p.state != Up {
 					t.Fatalf("%s (%s) %v after the last answer", p.state, p.sign, m.now.Sub(p.answered))
 				}
 			}
@@ -370,21 +370,21 @@ func TestPacketsThatArriveCount(t *testing.T) {
 // of full size.
 func TestPartialPaths(t *testing.T) {
 	m := newMesh(t, 2)
-	m.until("all up", time.Minute, PathUp, 0, 1)
-	p := m.paths.of[keyOf(1)]
+	m.until("all up", time.Minute, Up, 0, 1)
+	p := m.table.of[keyOf(1)]
 	m.cut[keyOf(1)], m.heard = true, true
-	m.until("down", 10*time.Second, PathDown, 0)
+	m.until("down", 10*time.Second, Down, 0)
 	if p.sign != SignOneWay {
 		t.Errorf("heard, and %s (%s)", p.state, p.sign)
 	}
 	delete(m.cut, keyOf(1))
-	m.until("up", 5*time.Second, PathUp, 0)
+	m.until("up", 5*time.Second, Up, 0)
 
 	m.large = true
 	for range 900 {
 		m.step()
 	}
-	if !p.smallOnly || p.state != PathUp {
+	if !p.smallOnly || p.state != Up {
 		t.Errorf("%s, small packets only: %v", p.state, p.smallOnly)
 	}
 	m.large = false
@@ -407,15 +407,15 @@ func TestPathsOfSlowPeers(t *testing.T) {
 		t.Run(c.late.String(), func(t *testing.T) {
 			m := newMesh(t, 2)
 			m.meet()
-			m.until("both up", time.Minute, PathUp, 0, 1)
+			m.until("both up", time.Minute, Up, 0, 1)
 			m.late = c.late
-			p, downs, before := m.paths.of[keyOf(1)], 0, PathUp
+			p, downs, before := m.table.of[keyOf(1)], 0, Up
 			for range 1000 {
 				m.step()
 				if m.now.Sub(p.nudgedAt) >= m.late {
 					m.read()
 				}
-				if p.state == PathDown && before != PathDown {
+				if p.state == Down && before != Down {
 					downs++
 				}
 				before = p.state
@@ -424,12 +424,12 @@ func TestPathsOfSlowPeers(t *testing.T) {
 				t.Errorf("sessions were ended %d times, and it was down %d times", m.resets, downs)
 			}
 			m.late = 0
-			m.until("up", 10*time.Second, PathUp, 0)
+			m.until("up", 10*time.Second, Up, 0)
 			for range 600 {
 				m.step()
 			}
 			m.cut[keyOf(1)] = true
-			m.until("down", 3*time.Second, PathDown, 0)
+			m.until("down", 3*time.Second, Down, 0)
 		})
 	}
 }
@@ -440,25 +440,25 @@ func TestSessionsOfPeersThatAreDown(t *testing.T) {
 	m := newMesh(t, 2)
 	m.cut[keyOf(1)], m.deaf[keyOf(1)] = true, true
 	m.meet()
-	m.until("one that never answered down", 5*time.Minute, PathDown, 0)
+	m.until("one that never answered down", 5*time.Minute, Down, 0)
 	m.now = m.now.Add(nudgeResponder)
-	if how := m.paths.of[keyOf(1)].nudge(m.now); how != tunnel.NudgeReset {
+	if how := m.table.of[keyOf(1)].nudge(m.now); how != tunnel.NudgeReset {
 		t.Errorf("without a session: %v", how)
 	}
 	session := tunnel.PeerStatus{Peer: onDevice(m.peers[0]), LastHandshake: m.now}
-	m.paths.updateStatus(m.now, &session, time.Time{})
-	if how := m.paths.nudge(m.now, keyOf(1)); how != tunnel.NudgeNone {
+	m.table.updateStatus(m.now, &session, time.Time{})
+	if how := m.table.nudge(m.now, keyOf(1)); how != tunnel.NudgeNone {
 		t.Errorf("in a session that has just come about: %v", how)
 	}
 
 	m.meet()
-	m.until("the other one up", time.Minute, PathUp, 1)
+	m.until("the other one up", time.Minute, Up, 1)
 	m.cut[keyOf(2)] = true
-	m.until("down", 5*time.Second, PathDown, 1)
+	m.until("down", 5*time.Second, Down, 1)
 	for m.resets = 0; m.resets == 0; {
 		m.step()
 	}
-	if p := m.paths.of[keyOf(2)]; m.now.Sub(p.since) < giveUpAfter || m.now.Sub(p.since) > giveUpAfter+2*nudgeResponder {
+	if p := m.table.of[keyOf(2)]; m.now.Sub(p.since) < giveUpAfter || m.now.Sub(p.since) > giveUpAfter+2*nudgeResponder {
 		t.Errorf("the session is given up after %v", m.now.Sub(p.since))
 	}
 }
@@ -466,7 +466,7 @@ func TestSessionsOfPeersThatAreDown(t *testing.T) {
 // Time in which this process didn't run doesn't count as silence.
 func TestPathsAfterAStall(t *testing.T) {
 	m := newMesh(t, 3)
-	m.until("all up", time.Minute, PathUp, 0, 1, 2)
+	m.until("all up", time.Minute, Up, 0, 1, 2)
 	for range 20 {
 		for i := range 3 {
 			m.deaf[keyOf(i+1)] = true
@@ -476,8 +476,8 @@ func TestPathsAfterAStall(t *testing.T) {
 		m.now = m.now.Add(10 * time.Second)
 		for i := range 40 {
 			m.step()
-			for _, p := range m.paths.of {
-				if p.state != PathUp {
+			for _, p := range m.table.of {
+				if p.state != Up {
 					t.Fatalf("%s is %s %d ticks after a stall", p.node, p.state, i)
 				}
 			}
@@ -505,7 +505,7 @@ func TestPathsWithoutSession(t *testing.T) {
 	for range steps {
 		m.step()
 	}
-	for _, p := range m.paths.of {
+	for _, p := range m.table.of {
 		if !p.answers {
 			t.Fatalf("%s isn't known to answer %v after its handshake", p.node, steps*pathTick)
 		}
@@ -536,44 +536,44 @@ func TestPathsOfEqualAddresses(t *testing.T) {
 		for i, addr := range addrs {
 			m.peers[i].Addr = addr
 		}
-		m.paths.set(m.now, own, m.peers)
+		m.table.set(m.now, own, m.peers)
 		for i, p := range want {
 			// The answer is of the peer that the probe was sent to.
-			probed := m.paths.at[addrs[i]]
+			probed := m.table.at[addrs[i]]
 			if len(p.AllowedIPs) == 0 && addrs[i].IsValid() || len(p.AllowedIPs) == 1 && (probed == nil || probed.key != m.peers[i].PublicKey) {
 				t.Errorf("%s: %v, and the path of %v", m.peers[i].Node, p.AllowedIPs, probed)
 			}
 		}
 	}
 	set()
-	m.until("those that are alone up", time.Minute, PathUp, 0, 2)
+	m.until("those that are alone up", time.Minute, Up, 0, 2)
 	for _, i := range []int{1, 3} {
-		if p := m.paths.of[keyOf(i+1)]; p.answers || p.probedInSession > 0 || p.state != PathUnknown {
+		if p := m.table.of[keyOf(i+1)]; p.answers || p.probedInSession > 0 || p.state != Unknown {
 			t.Errorf("%s is %s, and was asked %d times", p.node, p.state, p.probedInSession)
 		}
 	}
 	// An answer from the former owner of the address doesn't count for the new one.
 	m.peers[0], m.peers[1] = m.peers[1], m.peers[0]
 	set()
-	if p := m.paths.of[keyOf(1)]; p.answers {
+	if p := m.table.of[keyOf(1)]; p.answers {
 		t.Error("one that isn't probed any more is judged by probes")
 	}
-	m.until("the one that has the address now up", time.Minute, PathUp, 1)
+	m.until("the one that has the address now up", time.Minute, Up, 1)
 }
 
 // When probes can't be sent any more, WireGuard's status decides.
 func TestPathsWithoutProbes(t *testing.T) {
 	m := newMesh(t, 1)
-	m.until("up", time.Minute, PathUp, 0)
+	m.until("up", time.Minute, Up, 0)
 	session := tunnel.PeerStatus{Peer: onDevice(m.peers[0]), LastHandshake: m.now}
-	m.paths.updateStatus(m.now, &session, time.Time{})
-	m.paths.fallBackAll(m.now)
-	if p, _ := m.paths.find(keyOf(1)); p.State != PathUp || p.Sign != SignHandshake || p.Answers {
+	m.table.updateStatus(m.now, &session, time.Time{})
+	m.table.fallBackAll(m.now)
+	if p, _ := m.table.find(keyOf(1)); p.State != Up || p.Sign != SignHandshake || p.Answers {
 		t.Errorf("%+v", p)
 	}
 	m.now = m.now.Add(sessionEnds)
-	m.paths.tick(m.now)
-	if p, _ := m.paths.find(keyOf(1)); p.State != PathDown || p.Sign != SignNoHandshake {
+	m.table.tick(m.now)
+	if p, _ := m.table.find(keyOf(1)); p.State != Down || p.Sign != SignNoHandshake {
 		t.Errorf("%+v", p)
 	}
 }
@@ -599,7 +599,7 @@ func BenchmarkPaths(b *testing.B) {
 // the last seven, which an answer that waited for a processor doesn't change.
 func TestTimesOfPaths(t *testing.T) {
 	now := time.Unix(1000, 0)
-	p := &path{state: PathUnknown}
+	p := &path{state: Unknown}
 	for i, step := range []struct {
 		do   func()
 		want time.Duration
@@ -614,7 +614,7 @@ func TestTimesOfPaths(t *testing.T) {
 		{func() { p.answer(now, false, 2*time.Millisecond) }, 8 * time.Millisecond},
 		{func() { p.answer(now, false, 277*time.Millisecond) }, 8 * time.Millisecond},
 		{func() { p.answer(now, false, 2*time.Millisecond) }, 2 * time.Millisecond},
-		{func() { p.setState(now, PathDown, SignNoAnswer) }, 0},
+		{func() { p.setState(now, Down, SignNoAnswer) }, 0},
 		{func() { p.answer(now, false, 40*time.Millisecond) }, 40 * time.Millisecond},
 		{func() { p.fallBack(now) }, 0},
 	} {

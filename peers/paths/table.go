@@ -1,4 +1,4 @@
-package peers
+package paths
 
 import (
 	"cmp"
@@ -48,8 +48,8 @@ const (
 	usedBytes = 10 << 10
 )
 
-// paths are the paths to all peers of a device.
-type paths struct {
+// table has the paths to all peers of a device.
+type table struct {
 	mu     sync.Mutex
 	of     map[tunnel.Key]*path
 	at     map[netip.Addr]*path
@@ -61,20 +61,20 @@ type paths struct {
 	usedEvery, idleEvery, downEvery, unheardEvery, largeEvery time.Duration
 }
 
-// newPaths returns the paths of a device without peers.
-func newPaths() paths {
+// newTable returns the paths of a device without peers.
+func newTable() table {
 	// Two ticks' probes at once make up for a late tick.
 	limit := func(perSecond int) *rate.Limiter {
 		return rate.NewLimiter(rate.Limit(perSecond), perSecond*int(2*pathTick/time.Millisecond)/1000)
 	}
-	return paths{
+	return table{
 		routine: limit(maxRoutineRate), overdue: limit(overdueRate), suspects: limit(suspectRate),
 		sessionless: rate.NewLimiter(sessionlessRate, sessionlessBurst),
 	}
 }
 
 // set replaces the peers. Known peers keep their state.
-func (ps *paths) set(now time.Time, own tunnel.Key, peers []MonitoredPeer) {
+func (ps *table) set(now time.Time, own tunnel.Key, peers []Peer) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	of, at := make(map[tunnel.Key]*path, len(peers)), make(map[netip.Addr]*path, len(peers))
@@ -84,7 +84,7 @@ func (ps *paths) set(now time.Time, own tunnel.Key, peers []MonitoredPeer) {
 		if !known {
 			p = &path{
 				key: peer.PublicKey, addr: peer.Addr,
-				state: PathUnknown, since: now, sign: SignNone, next: now, largeNext: now.Add(largeRetry),
+				state: Unknown, since: now, sign: SignNone, next: now, largeNext: now.Add(largeRetry),
 			}
 		}
 		if p.startedAt.Before(peer.Since) {
@@ -106,13 +106,13 @@ func (ps *paths) set(now time.Time, own tunnel.Key, peers []MonitoredPeer) {
 }
 
 // updateIntervals computes the intervals of probes by kind of path. The caller holds ps.mu.
-func (ps *paths) updateIntervals() {
+func (ps *table) updateIntervals() {
 	var used, idle, down, unheard int
 	for _, p := range ps.of {
 		switch {
 		case !p.answers:
 			unheard++
-		case p.state == PathDown:
+		case p.state == Down:
 			down++
 		case p.used:
 			used++
@@ -131,13 +131,13 @@ func (ps *paths) updateIntervals() {
 }
 
 // interval returns the time from a probe at the time now to the next one.
-func (ps *paths) interval(now time.Time, p *path) time.Duration {
+func (ps *table) interval(now time.Time, p *path) time.Duration {
 	switch {
 	case !p.answers && p.probedInSession < unheardTries && !p.sessionless(now):
 		return downInterval
 	case !p.answers:
 		return ps.unheardEvery
-	case p.state == PathDown:
+	case p.state == Down:
 		return ps.downEvery
 	case p.unanswered > 1:
 		return retryAfter
@@ -164,7 +164,7 @@ type probe struct {
 //	the others: used ones first, then the longest maxRoutineRate
 //	overdue; then those of full size
 //	without a session                             sessionlessRate
-func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
+func (ps *table) tick(now time.Time) (send []probe, changed, handshakes bool) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	gap := pathTick
@@ -198,7 +198,7 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 				due = append(due, p)
 			}
 		}
-		if p.answers && p.state == PathUp && p.unanswered == 0 && !p.largeNext.After(now) && p.largeSent.IsZero() {
+		if p.answers && p.state == Up && p.unanswered == 0 && !p.largeNext.After(now) && p.largeSent.IsZero() {
 			large = append(large, p)
 		}
 	}
@@ -208,7 +208,7 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 	if suspicion && now.Sub(ps.alarm) >= alarmSpacing {
 		ps.alarm = now
 		for _, p := range ps.of {
-			if p.answers && p.state == PathUp && p.unanswered == 0 && p.next.After(now) {
+			if p.answers && p.state == Up && p.unanswered == 0 && p.next.After(now) {
 				// In random order: other nodes probe the same peers.
 				p.next, p.suspected = now.Add(-rand.N(pathTick)), true
 				suspected = append(suspected, p)
@@ -245,7 +245,7 @@ func (ps *paths) tick(now time.Time) (send []probe, changed, handshakes bool) {
 }
 
 // sent records a sent probe.
-func (ps *paths) sent(now time.Time, what probe) {
+func (ps *table) sent(now time.Time, what probe) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p, known := ps.of[what.key]
@@ -261,7 +261,7 @@ func (ps *paths) sent(now time.Time, what probe) {
 }
 
 // answer records an answer, and reports whether a state changed.
-func (ps *paths) answer(now time.Time, a tunnel.Answer) (changed bool) {
+func (ps *table) answer(now time.Time, a tunnel.Answer) (changed bool) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p, known := ps.at[a.From]
@@ -279,7 +279,7 @@ func (ps *paths) answer(now time.Time, a tunnel.Answer) (changed bool) {
 
 // fallBackAll makes all paths evaluated by WireGuard's status, because no probes can be
 // sent.
-func (ps *paths) fallBackAll(now time.Time) {
+func (ps *table) fallBackAll(now time.Time) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	for _, p := range ps.of {
@@ -290,7 +290,7 @@ func (ps *paths) fallBackAll(now time.Time) {
 }
 
 // updateStatus records a peer's status on the device, and when it was last heard.
-func (ps *paths) updateStatus(now time.Time, s *tunnel.PeerStatus, heard time.Time) {
+func (ps *table) updateStatus(now time.Time, s *tunnel.PeerStatus, heard time.Time) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	if p, known := ps.of[s.PublicKey]; known {
@@ -301,7 +301,7 @@ func (ps *paths) updateStatus(now time.Time, s *tunnel.PeerStatus, heard time.Ti
 
 // updateTraffic sets whether a path is used, from a peer's counters; it is called every
 // ListenSpacing.
-func (ps *paths) updateTraffic(s *tunnel.PeerStatus) {
+func (ps *table) updateTraffic(s *tunnel.PeerStatus) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	if p, known := ps.of[s.PublicKey]; known {
@@ -311,7 +311,7 @@ func (ps *paths) updateTraffic(s *tunnel.PeerStatus) {
 }
 
 // nudge decides whether and how to send a handshake to a peer, and records that.
-func (ps *paths) nudge(now time.Time, key tunnel.Key) tunnel.Nudge {
+func (ps *table) nudge(now time.Time, key tunnel.Key) tunnel.Nudge {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p, known := ps.of[key]
@@ -326,7 +326,7 @@ func (ps *paths) nudge(now time.Time, key tunnel.Key) tunnel.Nudge {
 }
 
 // export returns all paths, sorted by node.
-func (ps *paths) export() []Path {
+func (ps *table) export() []Path {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	all := make([]Path, 0, len(ps.of))
@@ -338,7 +338,7 @@ func (ps *paths) export() []Path {
 }
 
 // find returns the path to one peer.
-func (ps *paths) find(key tunnel.Key) (Path, bool) {
+func (ps *table) find(key tunnel.Key) (Path, bool) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p, known := ps.of[key]

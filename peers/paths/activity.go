@@ -1,4 +1,4 @@
-package peers
+package paths
 
 import (
 	"context"
@@ -27,7 +27,7 @@ func (m *Monitor) Listen(ctx context.Context) error {
 		seen[p.PublicKey] = true
 		idle := m.activity.update(now, &p)
 		m.readPath(now, &p)
-		m.paths.updateTraffic(&p)
+		m.table.updateTraffic(&p)
 		if idle && inSession(now, p.LastHandshake) {
 			return tunnel.NudgeKeepalive
 		}
@@ -41,7 +41,7 @@ func (m *Monitor) Listen(ctx context.Context) error {
 
 // readPath passes a peer's status to its path.
 func (m *Monitor) readPath(now time.Time, p *tunnel.PeerStatus) {
-	m.paths.updateStatus(now, p, m.activity.heard(now, p))
+	m.table.updateStatus(now, p, m.activity.heard(now, p))
 }
 
 // Heard returns when a peer was last heard, given its status at the time now: a

@@ -1,4 +1,4 @@
-package peers
+package paths
 
 import (
 	"math"
@@ -9,18 +9,18 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// PathState is whether packets reach a peer and return.
-type PathState string
+// State is whether packets reach a peer and return.
+type State string
 
 // The states of a path.
 const (
-	PathUnknown PathState = "unknown" // no evidence
-	PathUp      PathState = "up"
-	PathDown    PathState = "down"
+	Unknown State = "unknown" // no evidence
+	Up      State = "up"
+	Down    State = "down"
 )
 
-// PathStates returns all states, the worst first.
-func PathStates() []PathState { return []PathState{PathDown, PathUnknown, PathUp} }
+// States returns all states, the worst first.
+func States() []State { return []State{Down, Unknown, Up} }
 
 // Sign is the evidence for the state of a path; it is a metric's label.
 type Sign string
@@ -41,7 +41,7 @@ const (
 type Path struct {
 	Node      string
 	PublicKey tunnel.Key
-	State     PathState
+	State     State
 	Since     time.Time // when the state came about
 	Sign      Sign
 	// Answers is set when the peer answers probes, so that a broken path is detected
@@ -56,9 +56,9 @@ type Path struct {
 // Health returns the health of the peer, given the one derived from WireGuard alone.
 func (p Path) Health(weak Health) Health {
 	switch {
-	case p.State == PathUp:
+	case p.State == Up:
 		return HealthUp
-	case p.State == PathDown:
+	case p.State == Down:
 		return HealthDown
 	case weak == HealthSilent || weak == HealthWaiting:
 		return weak
@@ -105,7 +105,7 @@ type path struct {
 	located   bool       // the device knows an endpoint
 	initiator bool       // this side initiates handshakes sooner
 
-	state PathState
+	state State
 	since time.Time
 	sign  Sign
 
@@ -190,7 +190,7 @@ const (
 )
 
 // answerOverdue reports whether an answer is overdue.
-func (p *path) answerOverdue() bool { return p.answers && p.unanswered > 0 && p.state != PathDown }
+func (p *path) answerOverdue() bool { return p.answers && p.unanswered > 0 && p.state != Down }
 
 // sessionless reports whether the peer neither answers probes nor has a session.
 func (p *path) sessionless(now time.Time) bool {
@@ -210,7 +210,7 @@ func (p *path) sent(now time.Time) {
 // answer records an answer and its round trip time; 0: not known.
 func (p *path) answer(now time.Time, large bool, rtt time.Duration) {
 	if !large && rtt > 0 { // Larger packets take longer.
-		if p.state != PathUp {
+		if p.state != Up {
 			p.trip = roundTrip{} // The route may have changed.
 		}
 		p.trip.sample(now, rtt)
@@ -219,7 +219,7 @@ func (p *path) answer(now time.Time, large bool, rtt time.Duration) {
 	if large {
 		p.largeSent, p.largeMisses, p.smallOnly = time.Time{}, 0, false
 	}
-	p.setState(now, PathUp, SignAnswer)
+	p.setState(now, Up, SignAnswer)
 }
 
 // updateStatus records the peer's status on the device.
@@ -230,7 +230,7 @@ func (p *path) updateStatus(now time.Time, handshake, heard time.Time, rx, tx in
 	if handshake.IsZero() && !p.handshake.IsZero() {
 		p.startedAt, p.triedAt = now, now // Removed and added again, too: a handshake is sent.
 	}
-	if p.state == PathDown && p.answers && p.counted && rx > p.rx {
+	if p.state == Down && p.answers && p.counted && rx > p.rx {
 		p.sign = SignOneWay
 	}
 	if !p.answers && handshake.After(p.handshake) {
@@ -247,8 +247,8 @@ func (p *path) updateStatus(now time.Time, handshake, heard time.Time, rx, tx in
 		return
 	}
 	// The handshake proves both directions.
-	if p.state == PathDown && !p.upByHandshake {
-		p.setState(now, PathUp, SignHandshake)
+	if p.state == Down && !p.upByHandshake {
+		p.setState(now, Up, SignHandshake)
 		p.unanswered, p.handshakeSent, p.upByHandshake, p.next = 0, false, true, now
 		return
 	}
@@ -286,19 +286,19 @@ func (p *path) evaluate(now time.Time) {
 	p.evaluateSize(now)
 	if p.awaitsPeer() {
 		p.answers = false
-		p.setState(now, PathUnknown, SignNone)
+		p.setState(now, Unknown, SignNone)
 		return
 	}
 	if p.answers {
 		switch {
-		case p.state == PathDown || !p.passed(now, downAfter):
+		case p.state == Down || !p.passed(now, downAfter):
 		case !p.heardFrom(now), p.passive: // A passive peer isn't asked for a handshake.
-			p.setState(now, PathDown, SignNoAnswer)
+			p.setState(now, Down, SignNoAnswer)
 			p.counted = p.handshakeSent
 		case p.triedAt.IsZero() || now.Sub(p.triedAt) < oneWayAfter:
-			p.setState(now, PathUp, SignReceived)
+			p.setState(now, Up, SignReceived)
 		default:
-			p.setState(now, PathDown, SignOneWay)
+			p.setState(now, Down, SignOneWay)
 		}
 		return
 	}
@@ -308,15 +308,15 @@ func (p *path) evaluate(now time.Time) {
 		if p.heard.After(p.handshake) {
 			sign = SignReceived
 		}
-		p.setState(now, PathUp, sign)
+		p.setState(now, Up, sign)
 	case HealthConnecting:
-		if p.state != PathDown {
-			p.setState(now, PathUnknown, SignNone)
+		if p.state != Down {
+			p.setState(now, Unknown, SignNone)
 		}
 	case HealthSilent:
-		p.setState(now, PathUnknown, SignSilence)
+		p.setState(now, Unknown, SignSilence)
 	case HealthDown:
-		p.setState(now, PathDown, SignNoHandshake)
+		p.setState(now, Down, SignNoHandshake)
 	}
 }
 
@@ -336,7 +336,7 @@ func (p *path) evaluateSize(now time.Time) {
 	p.largeSent = time.Time{}
 }
 
-func (p *path) setState(now time.Time, state PathState, sign Sign) {
+func (p *path) setState(now time.Time, state State, sign Sign) {
 	if p.state != state {
 		p.state, p.since = state, now
 	}
@@ -373,7 +373,7 @@ func (p *path) verifiable(now time.Time) bool { return now.Sub(p.handshake) >= r
 // are received, it waits until WireGuard starts one, and, on one side, for the other side's.
 func (p *path) verifies(now time.Time) bool {
 	switch {
-	case !p.answers || p.state == PathDown || !p.passed(now, verifyAfter):
+	case !p.answers || p.state == Down || !p.passed(now, verifyAfter):
 		return false
 	case !p.heardFrom(now):
 		return !p.handshakeSent
@@ -393,11 +393,11 @@ func (p *path) verifies(now time.Time) bool {
 //	yes      yes             shorter          handshake: the session may work again later
 func (p *path) nudge(now time.Time) tunnel.Nudge {
 	first := p.verifies(now)
-	again := p.state == PathDown && now.Sub(p.nudgedAt) >= p.nudgeInterval(now)
+	again := p.state == Down && now.Sub(p.nudgedAt) >= p.nudgeInterval(now)
 	switch {
 	case p.passive || !first && !again:
 		return tunnel.NudgeNone
-	case !inSession(now, p.handshake), p.answers && p.state == PathDown && now.Sub(p.since) >= giveUpAfter:
+	case !inSession(now, p.handshake), p.answers && p.state == Down && now.Sub(p.since) >= giveUpAfter:
 		return tunnel.NudgeReset
 	case p.answers:
 		return tunnel.NudgeHandshake
@@ -441,7 +441,7 @@ func (p *path) export() Path {
 		Node: p.node, PublicKey: p.key, State: p.state, Since: p.since, Sign: p.sign,
 		Answers: p.answers, SmallOnly: p.smallOnly,
 	}
-	if p.state == PathUp {
+	if p.state == Up {
 		shown.RTT = p.trip.median()
 	}
 	return shown
