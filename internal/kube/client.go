@@ -18,6 +18,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
 	multiclusterv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 )
 
 // Client has the resources that the programs use; an empty namespace means all namespaces.
@@ -36,6 +38,7 @@ type Client interface {
 	ServiceImports(namespace string) Objects[*multiclusterv1.ServiceImport, *multiclusterv1.ServiceImportList]
 	ServiceCIDRs() Objects[*networkingv1.ServiceCIDR, *networkingv1.ServiceCIDRList]
 	Services(namespace string) Objects[*corev1.Service, *corev1.ServiceList]
+	WireguardPeers(namespace string) Objects[*v1alpha1.WireguardPeers, *v1alpha1.WireguardPeersList]
 
 	SubjectAccessReviews() Reviews[*authorizationv1.SubjectAccessReview]
 	TokenReviews() Reviews[*authenticationv1.TokenReview]
@@ -67,9 +70,10 @@ func newClient(cfg *rest.Config, shared *http.Client) (Client, error) {
 		discoveryv1.SchemeGroupVersion:      &g.discovery,
 		networkingv1.SchemeGroupVersion:     &g.networking,
 		multicluster():                      &g.multicluster,
+		v1alpha1.GroupVersion():             &g.semaphore,
 	} {
 		group := GroupConfig(cfg, gv, builtin())
-		if gv == multicluster() {
+		if gv == multicluster() || gv == v1alpha1.GroupVersion() {
 			group.ContentType = runtime.ContentTypeJSON // as of all custom resources
 			group.AcceptContentTypes = runtime.ContentTypeJSON
 		}
@@ -90,7 +94,7 @@ var builtin = sync.OnceValue(func() runtime.NegotiatedSerializer {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
 		authenticationv1.AddToScheme, authorizationv1.AddToScheme, coordinationv1.AddToScheme,
-		corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, multiclusterv1.Install,
+		corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, multiclusterv1.Install, v1alpha1.AddToScheme,
 	} {
 		utilruntime.Must(add(scheme))
 	}
@@ -99,7 +103,7 @@ var builtin = sync.OnceValue(func() runtime.NegotiatedSerializer {
 
 // groups are the clients of each group.
 type groups struct {
-	authentication, authorization, coordination, core, discovery, networking, multicluster rest.Interface
+	authentication, authorization, coordination, core, discovery, networking, multicluster, semaphore rest.Interface
 }
 
 //nolint:staticcheck // See Client.
@@ -149,6 +153,10 @@ func (g *groups) ServiceImports(namespace string) Objects[*multiclusterv1.Servic
 
 func (g *groups) Services(namespace string) Objects[*corev1.Service, *corev1.ServiceList] {
 	return NewObjects[corev1.Service, corev1.ServiceList](g.core, "services", namespace)
+}
+
+func (g *groups) WireguardPeers(namespace string) Objects[*v1alpha1.WireguardPeers, *v1alpha1.WireguardPeersList] {
+	return NewObjects[v1alpha1.WireguardPeers, v1alpha1.WireguardPeersList](g.semaphore, v1alpha1.Resource, namespace)
 }
 
 func (g *groups) SubjectAccessReviews() Reviews[*authorizationv1.SubjectAccessReview] {

@@ -14,6 +14,7 @@ import (
 	multiclusterv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 )
 
 // Client returns a client that uses all for its requests.
@@ -68,6 +69,11 @@ func (c client) ServiceImports(string) kube.Objects[*multiclusterv1.ServiceImpor
 
 func (c client) Services(namespace string) kube.Objects[*corev1.Service, *corev1.ServiceList] {
 	return c.all.CoreV1().Services(namespace)
+}
+
+// WireguardPeers panics: client-go's clientset has no custom resources.
+func (c client) WireguardPeers(string) kube.Objects[*v1alpha1.WireguardPeers, *v1alpha1.WireguardPeersList] {
+	panic("no clientset has WireguardPeers")
 }
 
 func (c client) SubjectAccessReviews() kube.Reviews[*authorizationv1.SubjectAccessReview] {

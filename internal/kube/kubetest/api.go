@@ -180,6 +180,7 @@ func kinds() map[string]metav1.TypeMeta {
 		"serviceexports":    {Kind: "ServiceExport", APIVersion: "multicluster.x-k8s.io/v1beta1"},
 		"serviceimports":    {Kind: "ServiceImport", APIVersion: "multicluster.x-k8s.io/v1beta1"},
 		"services":          {Kind: "Service", APIVersion: "v1"},
+		"wireguardpeers":    {Kind: "WireguardPeers", APIVersion: "semaphore.uw.io/v1alpha1"},
 	}
 }
 
