@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 
@@ -95,7 +96,13 @@ func (l *lab) joined(t *testing.T) {
 		}
 	})
 	t.Run("nothing is left", func(t *testing.T) {
+		conditions := l.exports(t)
 		l.ctl(t, "leave", "aws", "gcp")
+		if got := conditions(); strings.Trim(got, "[]") != "" {
+			t.Errorf("the conditions of an export remain: %s", got)
+		}
+		// As it prints.
+		l.kubectl(t, 0, "delete", "customresourcedefinitions", "-l", "app.kubernetes.io/managed-by=semaphorectl")
 		l.same(t, before)
 	})
 	t.Run("interrupted after each step", func(t *testing.T) { l.interrupted(t, before) })
@@ -136,6 +143,25 @@ func (l *lab) serveMeter(t *testing.T, cluster int) {
 	l.kubectl(t, cluster, "create", "service", "clusterip", "meter", "--tcp=80:"+fmt.Sprint(meter.HTTPPort))
 	l.kubectl(t, cluster, "label", "service", "meter", "mirror.semaphore.uw.io/mirror-service=true")
 	l.kubectl(t, cluster, "label", "pod", "meter", "app=meter")
+}
+
+// exports exports the service of aws, and returns what reads the conditions of the export, once
+// it has some.
+func (l *lab) exports(t *testing.T) (conditions func() string) {
+	t.Helper()
+	must(t, l.clusters[0].ApplyObjects(t.Context(), &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "multicluster.x-k8s.io/v1beta1", "kind": "ServiceExport", "metadata": map[string]any{"name": "meter", "namespace": metav1.NamespaceDefault},
+	}}))
+	conditions = func() string {
+		return l.kubectl(t, 0, "-n", metav1.NamespaceDefault, "get", "serviceexport", "meter", "-o", "jsonpath={.status.conditions}")
+	}
+	must(t, testbed.Wait(within(t, time.Minute), "the conditions of an export", func(context.Context) error {
+		if got := conditions(); !strings.Contains(got, `"Valid"`) {
+			return errors.New("it has " + got)
+		}
+		return nil
+	}))
+	return conditions
 }
 
 // byName sends a request to a pod of the other cluster by its service's name.

@@ -297,6 +297,7 @@ func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 			return errors.Join(
 				deleteAll(ctx, c, schema.GroupVersionResource{Version: "v1", Resource: "services"}, mirrorNamespace(f), "mirrored-svc=true"),
 				deleteImports(ctx, c, f),
+				forgetExports(ctx, c, f),
 				deleteSets(ctx, c, f, "managed-by=semaphore-policy"))
 		}},
 		step{"nodes", func(ctx context.Context) error { return one.cleanNodes(ctx, c, f) }},

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1alpha1"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -147,6 +148,62 @@ func deleteImports(ctx context.Context, c *cli.Cluster, f *inspect.Facts) error 
 		deleteAll(ctx, c, schema.GroupVersionResource{Version: "v1", Resource: "services"}, metav1.NamespaceAll, ours),
 		deleteAll(ctx, c, schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}, metav1.NamespaceAll, importSlices),
 	)
+}
+
+// sourceCluster is the condition that only the mirror sets, beside those of the API.
+const sourceCluster = "mirror.semaphore.uw.io/SourceCluster"
+
+// forgetExports removes the conditions that the mirror has set on exports: they would state the
+// past for ever, also after another implementation is installed.
+func forgetExports(ctx context.Context, c *cli.Cluster, f *inspect.Facts) error {
+	if !f.MultiCluster.Installed {
+		return nil
+	}
+	exports := c.Dynamic.Resource(v1beta1.SchemeGroupVersion.WithResource(v1beta1.ServiceExportPluralName))
+	var found []types.NamespacedName
+	err := cli.ListUntyped(ctx, exports, metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
+		if forgotten(o) {
+			found = append(found, types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()})
+		}
+		return nil
+	})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("%s: list %s: %w", c.Name, v1beta1.ServiceExportPluralName, err)
+	}
+	var errs []error
+	for _, o := range found {
+		err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+			now, err := exports.Namespace(o.Namespace).Get(ctx, o.Name, metav1.GetOptions{})
+			if err == nil && forgotten(now) {
+				_, err = exports.Namespace(o.Namespace).UpdateStatus(ctx, now, metav1.UpdateOptions{})
+			}
+			return err
+		})
+		if err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("%s: remove the conditions of the ServiceExport %s: %w", c.Name, o, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// forgotten removes the conditions of the mirror from an export, and reports whether it had any.
+func forgotten(o *unstructured.Unstructured) bool {
+	all, _, err := unstructured.NestedSlice(o.Object, "status", "conditions")
+	of := func(kinds ...string) func(any) bool {
+		return func(condition any) bool {
+			m, ok := condition.(map[string]any)
+			kind, _ := m["type"].(string)
+			return ok && slices.Contains(kinds, kind)
+		}
+	}
+	if err != nil || !slices.ContainsFunc(all, of(sourceCluster)) {
+		return false
+	}
+	all = slices.DeleteFunc(all, of(sourceCluster, string(v1beta1.ServiceExportConditionValid),
+		string(v1beta1.ServiceExportConditionReady), string(v1beta1.ServiceExportConditionConflict)))
+	// It has been read from there.
+	_ = unstructured.SetNestedSlice(o.Object, all, "status", "conditions")
+	return true
 }
 
 // importSlices selects the EndpointSlices of imports.

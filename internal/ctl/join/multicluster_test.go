@@ -1,12 +1,14 @@
 package join
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -15,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/mcs-api/config/crd"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -186,5 +189,54 @@ func TestCRDsAreDeleted(t *testing.T) {
 		if err != nil || len(left.Items) != c.left || !strings.Contains(out.String(), c.says) || c.says == "" && out.Len() > 0 {
 			t.Errorf("%s: %d CRDs are left, %v; it says %q", name, len(left.Items), err, out.String())
 		}
+	}
+}
+
+// TestConditionsOfExportsAreRemoved if the mirror has set them, and no others.
+func TestConditionsOfExportsAreRemoved(t *testing.T) {
+	export := func(name string, conditions ...string) *unstructured.Unstructured {
+		all := []any{}
+		for _, c := range conditions {
+			all = append(all, map[string]any{"type": c, "status": "True"})
+		}
+		return &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "multicluster.x-k8s.io/v1beta1", "kind": "ServiceExport",
+			"metadata": map[string]any{"name": name, "namespace": "shop"}, "status": map[string]any{"conditions": all},
+		}}
+	}
+	exports := schema.GroupVersionResource{Group: "multicluster.x-k8s.io", Version: "v1beta1", Resource: "serviceexports"}
+	client := fakedynamic.NewSimpleDynamicClientWithCustomListKinds(scheme.Scheme, map[schema.GroupVersionResource]string{exports: "ServiceExportList"},
+		export("ours", "Valid", "Ready", "Conflict", sourceCluster), export("shared", "Valid", "Other", sourceCluster, "Ready"), export("theirs", "Valid", "Ready"), export("new"))
+	conflicts := 0
+	client.PrependReactor("update", "serviceexports", func(clienttesting.Action) (bool, runtime.Object, error) {
+		conflicts++
+		return conflicts == 1, nil, apierrors.NewConflict(exports.GroupResource(), "ours", errors.New("changed"))
+	})
+	cluster := &cli.Cluster{Name: "aws", Dynamic: client}
+	conditions := func() string {
+		var got []string
+		list, err := client.Resource(exports).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range list.Items {
+			all, _, _ := unstructured.NestedSlice(list.Items[i].Object, "status", "conditions")
+			for _, c := range all {
+				got = append(got, list.Items[i].GetName()+" "+c.(map[string]any)["type"].(string))
+			}
+		}
+		slices.Sort(got)
+		return strings.Join(got, ", ")
+	}
+	before, f := conditions(), &inspect.Facts{}
+	if err := forgetExports(t.Context(), cluster, f); err != nil || conditions() != before {
+		t.Errorf("not installed: %v, %s", err, conditions())
+	}
+	f.MultiCluster.Installed = true
+	if err := forgetExports(t.Context(), cluster, f); err != nil {
+		t.Fatal(err)
+	}
+	if got := conditions(); got != "shared Other, theirs Ready, theirs Valid" || conflicts != 3 {
+		t.Errorf("left: %s; %d updates", got, conflicts)
 	}
 }

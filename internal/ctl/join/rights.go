@@ -67,6 +67,10 @@ func rightsToLeave(ctx context.Context, c *cli.Cluster, f *inspect.Facts) []faul
 		authorizationv1.ResourceAttributes{Verb: "patch", Group: "apps", Resource: "deployments", Namespace: cli.Namespace},
 	)
 	if f.MultiCluster.Installed {
+		wanted = append(wanted,
+			authorizationv1.ResourceAttributes{Verb: "list", Group: v1beta1.GroupName, Resource: v1beta1.ServiceExportPluralName},
+			authorizationv1.ResourceAttributes{Verb: "get", Group: v1beta1.GroupName, Resource: v1beta1.ServiceExportPluralName},
+			authorizationv1.ResourceAttributes{Verb: "update", Group: v1beta1.GroupName, Resource: v1beta1.ServiceExportPluralName, Subresource: "status"})
 		for _, r := range []authorizationv1.ResourceAttributes{
 			{Group: v1beta1.GroupName, Resource: v1beta1.ServiceImportPluralName}, {Resource: "services"}, {Group: "discovery.k8s.io", Resource: "endpointslices"},
 		} {
