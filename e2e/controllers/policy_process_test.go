@@ -243,18 +243,18 @@ func (b *policyBed) testOriginal(t *testing.T) {
 
 // otherMark gives semaphore-policy another mark, domain and Lease in a cluster, as described
 // in docs/policy.md, until the test ends.
-func otherMark(t *testing.T, c *testbed.Cluster, mark, domain, lease string) {
+func otherMark(t *testing.T, c *testbed.Cluster, mark, prefix, lease string) {
 	t.Helper()
 	rbac := c.Client().RbacV1()
-	set := func(ctx context.Context, mark, domain, lease string) {
-		patch := fmt.Sprintf(`[{"op":"replace","path":"/rules/2/resourceNames","value":[%q]},{"op":"replace","path":"/rules/3/resourceNames","value":[%q]}]`, mark, domain)
+	set := func(ctx context.Context, mark, prefix, lease string) {
+		patch := fmt.Sprintf(`[{"op":"replace","path":"/rules/2/resourceNames","value":[%q]},{"op":"replace","path":"/rules/3/resourceNames","value":[%q]}]`, mark, prefix)
 		_, err := rbac.ClusterRoles().Patch(ctx, "semaphore-policy", types.JSONPatchType, []byte(patch), metav1.PatchOptions{})
 		must(t, err)
 		patch = fmt.Sprintf(`[{"op":"replace","path":"/rules/1/resourceNames","value":[%q]}]`, lease)
 		_, err = rbac.Roles("sys-semaphore").Patch(ctx, "semaphore-policy", types.JSONPatchType, []byte(patch), metav1.PatchOptions{})
 		must(t, err)
 	}
-	set(t.Context(), mark, domain, lease)
+	set(t.Context(), mark, prefix, lease)
 	t.Cleanup(func() {
 		set(context.WithoutCancel(t.Context()), programs.Policy, domain, programs.Policy)
 	})
