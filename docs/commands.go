@@ -25,6 +25,9 @@ const (
 	// Example is TestExample: kubectl and semaphorectl tokens, against two API servers with
 	// deploy/example in them.
 	Example Runner = "e2e/scenarios: TestExample"
+	// Imports is TestImports: commands for exports, imports and their CRDs, in three joined
+	// clusters.
+	Imports Runner = "e2e/scenarios: TestImports"
 	// Operator is TestOperatorsView: commands on a node.
 	Operator Runner = "e2e/scenarios: TestOperatorsView"
 	// RealCluster is no test: the command needs kubelets, a registry, or a network. The
@@ -37,6 +40,8 @@ type Command struct {
 	// File is the document, from the root of the repository.
 	File string
 	Line int
+	// Chapter is the last heading before it, without its mark.
+	Chapter string
 	// Text is the command, without the indentation; a command of several lines
 	// has line breaks.
 	Text string
@@ -61,6 +66,7 @@ var runners = []struct {
 	{regexp.MustCompile(`^semaphorectl tokens `), Example},
 	{regexp.MustCompile(`^(semaphorectl|kubectl semaphore) `), Here},
 	{regexp.MustCompile(`^kubectl( -\S+( [^-]\S*)?)* (exec|logs|run|rollout) `), RealCluster},
+	{regexp.MustCompile(`^kubectl .*(serviceexport|serviceimport| shop( |$))`), Imports},
 	{regexp.MustCompile(`^kubectl `), Example},
 	{regexp.MustCompile(`^(docker|cosign|tcpdump|ping|curl|oc) `), RealCluster},
 }
@@ -162,6 +168,7 @@ func parse(file, text string) []Command {
 		list           int  // how far the text of the list item is indented
 		shown          bool // the block shows a session, commands behind "$ "
 		chapter        int  // index of its first command
+		heading        string
 		marks          = markings(lines)
 	)
 	for i, line := range lines {
@@ -185,7 +192,7 @@ func parse(file, text string) []Command {
 		if indent < list+4 {
 			inCode = false
 			if strings.HasPrefix(line, "#") {
-				chapter = len(found)
+				chapter, heading = len(found), strings.TrimLeft(line, "# ")
 			}
 			continue
 		}
@@ -198,7 +205,7 @@ func parse(file, text string) []Command {
 		case strings.HasPrefix(command, "  ") && len(found) > chapter:
 			found[len(found)-1].Text += "\n" + command
 		default:
-			found = append(found, Command{File: file, Line: i + 1, Text: strings.TrimPrefix(command, "$ "), Marked: marks[i]})
+			found = append(found, Command{File: file, Line: i + 1, Chapter: heading, Text: strings.TrimPrefix(command, "$ "), Marked: marks[i]})
 		}
 	}
 	return found

@@ -32,10 +32,10 @@ func TestParse(t *testing.T) {
 		"    example.org/name: \"true\"\n    SETTING=a.b\n\n- It prints:\n\n      $ kubectl get nodes | grep a\n      a-1   Ready\n\n" +
 		"1. First, on a real cluster,\n   run\n\n       { printf a\n         sed b; } | cat\n\n   and\n\n       kubectl apply -k x\n\ntext\n"
 	want := []Command{
-		{File: "a.md", Line: 5, Text: "make demo"},
-		{File: "a.md", Line: 20, Text: "kubectl get nodes | grep a", Marked: true},
-		{File: "a.md", Line: 26, Text: "{ printf a\n  sed b; } | cat", Marked: true},
-		{File: "a.md", Line: 31, Text: "kubectl apply -k x", Marked: true},
+		{File: "a.md", Line: 5, Chapter: "A program", Text: "make demo"},
+		{File: "a.md", Line: 20, Text: "kubectl get nodes | grep a", Chapter: "Labels", Marked: true},
+		{File: "a.md", Line: 26, Text: "{ printf a\n  sed b; } | cat", Chapter: "Labels", Marked: true},
+		{File: "a.md", Line: 31, Text: "kubectl apply -k x", Chapter: "Labels", Marked: true},
 	}
 	if diff := cmp.Diff(want, parse("a.md", text)); diff != "" {
 		t.Errorf("commands (-want +got):\n%s", diff)
@@ -55,7 +55,7 @@ func TestEveryCommandIsRunOrNeedsARealCluster(t *testing.T) {
 			t.Errorf("nothing runs it, and its chapter doesn't say that it needs a real cluster:\n%s", c)
 		}
 	}
-	for _, r := range []Runner{Here, Example, Operator, RealCluster} {
+	for _, r := range []Runner{Here, Example, Imports, Operator, RealCluster} {
 		t.Logf("%s: %d commands", r, count[r])
 		if count[r] == 0 {
 			t.Errorf("found no command for %s: are they written in another way than before?", r)

@@ -36,11 +36,8 @@ func (s *show) names(ctx context.Context) (string, error) {
 	if _, err := client.Node.StartKubeProxy(ctx); err != nil {
 		return "", err
 	}
-	corefile, err := s.corefile(ctx)
-	if err != nil {
-		return "", err
-	}
-	s.dns, err = programs.StartDNSWith(ctx, s.binaries[tools.CoreDNS], client.Node, corefile)
+	var err error
+	s.dns, err = programs.StartInstalledDNS(ctx, s.binaries[tools.CoreDNS], client.Node, s.dir)
 	if err != nil {
 		return "", err
 	}

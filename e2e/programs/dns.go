@@ -12,7 +12,10 @@ import (
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
@@ -30,6 +33,49 @@ func StartDNS(ctx context.Context, binary string, node *testbed.Node) (*DNS, err
 		return nil, err
 	}
 	return StartDNSWith(ctx, binary, node, filepath.Join(root, "deploy", "coredns", "Corefile"))
+}
+
+// InstallDNS creates the configuration of CoreDNS, and its Deployment, by which semaphorectl join
+// knows its version and account.
+func InstallDNS(ctx context.Context, c *testbed.Cluster) error {
+	client, labels := c.Client(), map[string]string{"k8s-app": "kube-dns"}
+	_, err := client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	const corefile = ".:53 {\n    errors\n    kubernetes cluster.local in-addr.arpa ip6.arpa {\n        ttl 5\n    }\n    cache 5\n}\n"
+	config := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "coredns"}, Data: map[string]string{"Corefile": corefile}}
+	if _, err := client.CoreV1().ConfigMaps(metav1.NamespaceSystem).Create(ctx, config, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "coredns", Labels: labels}}
+	d.Spec.Selector, d.Spec.Template.Labels = &metav1.LabelSelector{MatchLabels: labels}, labels
+	d.Spec.Template.Spec = corev1.PodSpec{
+		ServiceAccountName: "coredns",
+		Containers: []corev1.Container{{
+			Name: "coredns", Image: "registry.k8s.io/coredns/coredns:v1.14.3", Args: []string{"-conf", "/etc/coredns/Corefile"},
+			VolumeMounts: []corev1.VolumeMount{{Name: "config", MountPath: "/etc/coredns"}},
+		}},
+		Volumes: []corev1.Volume{{Name: "config", VolumeSource: corev1.VolumeSource{
+			ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "coredns"}},
+		}}},
+	}
+	_, err = client.AppsV1().Deployments(metav1.NamespaceSystem).Create(ctx, d, metav1.CreateOptions{})
+	return err
+}
+
+// StartInstalledDNS runs CoreDNS on a node with the configuration of the cluster, which it
+// writes to a folder.
+func StartInstalledDNS(ctx context.Context, binary string, node *testbed.Node, dir string) (*DNS, error) {
+	config, err := node.Cluster.Client().CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, "coredns", metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	file := filepath.Join(dir, node.Name+"-Corefile")
+	if err := os.WriteFile(file, []byte(config.Data["Corefile"]), 0o644); err != nil {
+		return nil, err
+	}
+	return StartDNSWith(ctx, binary, node, file)
 }
 
 // StartDNSWith is StartDNS with another configuration.

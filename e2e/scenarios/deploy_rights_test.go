@@ -65,16 +65,24 @@ func (r right) covers(other right) bool {
 		(r.namespace == "" || r.namespace == other.namespace) && (r.name == "" || r.name == other.name)
 }
 
-// namesUsed returns the names of the requests that used r, empty for requests without one.
+// namesUsed returns the names of the requests that used r with its full scope, empty for requests
+// without one: a right in all namespaces that was used in a single one could be narrower.
 func (r right) namesUsed(used map[right]bool) map[string]bool {
-	names := map[string]bool{}
+	names, namespaces := map[string]bool{}, map[string]bool{}
 	for u := range used {
-		if r.covers(u) && u.namespace == r.namespace {
-			names[u.name] = true
+		if r.covers(u) {
+			names[u.name], namespaces[u.namespace] = true, true
 		}
+	}
+	if r.namespace == "" && len(namespaces) == 1 && !namespaces[""] {
+		return nil
 	}
 	return names
 }
+
+// forImports reports whether a right is one of the Multi-Cluster Services API. TestImports uses
+// these, with the component mcs.
+func (r right) forImports() bool { return strings.HasSuffix(r.resource, "."+v1beta1.GroupName) }
 
 // used returns the rights that our accounts have used, from the audit logs.
 func used(t *testing.T, logs ...string) map[right]bool {
@@ -211,10 +219,8 @@ func rightsOf(rule *rbacv1.PolicyRule) []right {
 	}
 	var rights []right
 	for _, group := range rule.APIGroups {
-		if group == "semaphore.uw.io" || group == v1beta1.GroupName {
-			// Admission policies identify accounts by the first. Exports are read by remotes with
-			// the component mcs, in e2e/controllers.TestImports.
-			continue
+		if group == "semaphore.uw.io" {
+			continue // Admission policies identify accounts by it.
 		}
 		for _, resource := range rule.Resources {
 			for _, verb := range rule.Verbs {

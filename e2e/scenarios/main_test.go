@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -90,15 +89,18 @@ func startPair(t *testing.T, nodes int) *programs.Pair {
 // alone doesn't end it, or has panicked.
 func soundLogs(t *testing.T, tb *testbed.Testbed) {
 	t.Helper()
-	agents, err := filepath.Glob(tb.LogPath("*-agent"))
-	must(t, err)
-	if len(agents) == 0 {
+	// Engines that an agent has started write to the agent's log; those of a stand-in are named as
+	// their commands.
+	var logs []string
+	for _, name := range []string{"*-agent", "*-engine", "*-semaphore-*"} {
+		found, err := filepath.Glob(tb.LogPath(name))
+		must(t, err)
+		logs = append(logs, found...)
+	}
+	if len(logs) == 0 {
 		t.Error("there are no logs of agents")
 	}
-	// Engines that an agent has started write to the agent's log.
-	engines, err := filepath.Glob(tb.LogPath("*-engine"))
-	must(t, err)
-	for _, path := range slices.Concat(agents, engines) {
+	for _, path := range logs {
 		log, err := os.ReadFile(path)
 		must(t, err)
 		for _, bad := range []string{"WARNING: DATA RACE", "panic: ", "fatal error: "} {

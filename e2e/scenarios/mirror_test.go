@@ -80,19 +80,35 @@ func putService(t *testing.T, c *testbed.Cluster, namespace string, s *corev1.Se
 	setPods(t, c, namespace, s, pods...)
 }
 
-// setPods makes pods the endpoints of a service.
+// setPods makes pods the endpoints of a service, on one port for all of its ports. A service of
+// both families has a slice for each.
 func setPods(t *testing.T, c *testbed.Cluster, namespace string, s *corev1.Service, pods ...*testbed.Pod) {
 	t.Helper()
-	name, protocol, port, yes := "http", corev1.ProtocolTCP, int32(programs.PodPort), true
+	families := []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}
+	if s.Spec.IPFamilyPolicy == nil {
+		families = families[:1]
+	}
+	for n, family := range families {
+		setSlice(t, c, namespace, s, family, n, pods...)
+	}
+}
+
+// setSlice makes the addresses number n of pods the endpoints of a service.
+func setSlice(t *testing.T, c *testbed.Cluster, namespace string, s *corev1.Service, family discoveryv1.AddressType, n int, pods ...*testbed.Pod) {
+	t.Helper()
+	port, yes := int32(programs.PodPort), true
 	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Name: s.Name + "-1", Labels: maps.Clone(s.Labels)},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: &name, Protocol: &protocol, Port: &port}},
+		ObjectMeta:  metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", s.Name, n+1), Labels: maps.Clone(s.Labels)},
+		AddressType: family,
+	}
+	for i := range s.Spec.Ports {
+		p := &s.Spec.Ports[i]
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &p.Name, Protocol: &p.Protocol, AppProtocol: p.AppProtocol, Port: &port})
 	}
 	slice.Labels[discoveryv1.LabelServiceName] = s.Name
 	for i, pod := range pods {
 		endpoint := discoveryv1.Endpoint{
-			Addresses: []string{pod.Addresses[0].String()}, NodeName: &pod.Node.Name,
+			Addresses: []string{pod.Addresses[n].String()}, NodeName: &pod.Node.Name,
 			Conditions: discoveryv1.EndpointConditions{Ready: &yes},
 		}
 		if s.Spec.ClusterIP == corev1.ClusterIPNone {
