@@ -14,6 +14,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // Config describes a Controller. FullResyncPeriod and ShardSize may be zero.
@@ -62,11 +63,12 @@ type Controller struct {
 	writer *keep.Writer[Identity]    // nil: not leading
 	past   *keep.Overrides[Identity] // of the term of writer
 	stuck  map[string]*stuck         // objects whose removals aren't written, by name
+	pools  status.PoolFaults         // as last read
 }
 
 // New returns a controller. It makes no request.
 func New(cfg Config) *Controller {
-	c := &Controller{Config: cfg, changed: reconcile.NewTrigger(), remotes: map[string]*remote{}, strays: map[string]*strays{}, past: keep.NewOverrides[Identity](cfg.Logger), stuck: map[string]*stuck{}}
+	c := &Controller{Config: cfg, changed: reconcile.NewTrigger(), remotes: map[string]*remote{}, strays: map[string]*strays{}, past: keep.NewOverrides[Identity](cfg.Logger), stuck: map[string]*stuck{}, pools: status.PoolFaults{Unknown: "not read since start"}}
 	c.ledger = keep.NewLedger(keep.LedgerConfig[Observed]{Meta: metaOf, Notify: c.changed.Fire})
 	c.sets = newSets(&c.Config, c.changed.Fire)
 	c.loop = reconcile.NewLoop(reconcile.Config{
@@ -153,9 +155,9 @@ func (c *Controller) everything() {
 	c.write(strayed...)
 }
 
-// Watches returns the tasks of every replica, which observe the state.
-func (c *Controller) Watches() []run.Task {
-	tasks := []run.Task{c.sets, c.loop, fullResync{period: c.FullResyncPeriod, renew: func() {
+// Tasks returns the tasks of every replica, which observe the state.
+func (c *Controller) Tasks() []run.Task {
+	tasks := []run.Task{c.sets, c.loop, c.poolLoop(), fullResync{period: c.FullResyncPeriod, renew: func() {
 		c.sets.Renew()
 		c.everything()
 	}}}

@@ -68,7 +68,7 @@ func startRig(t *testing.T, sets *kubetest.API, adjust func(*Config)) *rig {
 		adjust(&cfg)
 	}
 	r.Controller = New(cfg)
-	r.stop = kubetest.Run(t, r.Watches(), r.Lead)
+	r.stop = kubetest.Run(t, r.Tasks(), r.Lead)
 	elapse(time.Second)
 	return r
 }

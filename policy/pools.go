@@ -7,13 +7,21 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
-// ipPools is the resource name of Calico's IP pools.
-const ipPools = "ippools"
+const (
+	// ipPools is the resource name of Calico's IP pools.
+	ipPools = "ippools"
+	// poolsPeriod is the interval of reading them: few objects that rarely change.
+	poolsPeriod = time.Minute
+)
 
 // ErrPoolsUnknown is wrapped by errors of IP pools that can't be read because of a missing
 // permission or resource.
@@ -26,6 +34,36 @@ type Pool struct {
 	Disabled         bool
 	NATOutgoing      bool
 	DisableBGPExport bool
+}
+
+// poolLoop checks Calico's IP pools against the remotes' pod subnets.
+func (c *Controller) poolLoop() *reconcile.Loop {
+	return reconcile.NewLoop(reconcile.Config{
+		Name: "IP pools", Reconcile: c.checkPools, Trigger: reconcile.NewTrigger(), Resync: poolsPeriod, Logger: c.Logger,
+	})
+}
+
+// checkPools leaves pools unknown where it has no permission, which is no error.
+func (c *Controller) checkPools(ctx context.Context) error {
+	found, err := c.Calico.Pools(ctx)
+	faults := status.PoolFaults{Faults: map[string][]string{}}
+	if err != nil {
+		faults.Unknown = err.Error()
+	} else {
+		for i := range c.Remotes {
+			rules := &c.Remotes[i].Rules
+			if all := PoolFaults(rules.Subnets, found); len(all) > 0 {
+				faults.Faults[rules.Cluster] = all
+			}
+		}
+	}
+	c.mu.Lock()
+	c.pools = faults
+	c.mu.Unlock()
+	if errors.Is(err, ErrPoolsUnknown) || errors.Is(err, ErrNoCalico) {
+		return nil
+	}
+	return err
 }
 
 // Pools reads Calico's IP pools. It ignores pools with an invalid CIDR.

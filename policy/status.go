@@ -28,6 +28,7 @@ func (c *Controller) Status() status.Policy {
 	st := status.Policy{CalicoAPI: c.Calico.API(), Sets: apiStatus(c.sets), Remotes: []status.PolicyRemote{}}
 	c.mu.Lock()
 	writer := c.writer
+	st.Pools = c.pools
 	for cluster, s := range c.strays {
 		if st.Unconfigured == nil {
 			st.Unconfigured, st.RemovedAt = map[string]int{}, map[string]time.Time{}

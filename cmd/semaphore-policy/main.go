@@ -3,32 +3,90 @@
 package main
 
 import (
-	"context"
+	"cmp"
 	"log/slog"
 	"os"
-	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/event"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/manager"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
-// grace bounds the shutdown of tasks after a signal.
-const grace = 10 * time.Second
-
 func main() {
+	command := policy.StatusCommand()
 	program := run.Program[config.Policy]{
-		Name: "semaphore-policy", Load: config.LoadPolicy, Run: serve, Status: statusCommand().Main, Probe: statusCommand().Probe,
+		Name: command.Program, Load: config.LoadPolicy, Run: serve, Status: command.Main, Probe: command.Probe,
 	}
 	os.Exit(program.Main(os.Args[1:]))
 }
 
 func serve(cfg config.Policy, log *slog.Logger) error {
-	p, err := newProgram(cfg, log)
+	m, err := prepare(cfg, log)
 	if err != nil {
 		return err
 	}
-	log.Info("starting", "version", process.Build(), "cluster", cfg.ClusterName, "remotes", len(cfg.Remotes))
-	defer process.Ballast()()
-	return run.Run(context.Background(), log, grace, p.tasks()...)
+	return m.Run()
+}
+
+// prepare makes no request.
+func prepare(cfg config.Policy, log *slog.Logger) (*manager.Manager, error) {
+	// The flags of the original program don't name the local cluster, and mean a process for
+	// each remote.
+	cluster, lease, single := cmp.Or(cfg.ClusterName, "local"), "semaphore-policy", cfg.ClusterName == ""
+	if single {
+		lease += "-" + cfg.Remotes[0].Name
+	}
+	m, err := manager.New(manager.Config{
+		Base: cfg.Base, Program: "semaphore-policy", Cluster: cluster, Logger: log,
+		FromRemotes: []string{"/api/v1/pods?limit=1"}, FromLocal: []string{"/version"},
+	})
+	if err != nil {
+		return nil, err
+	}
+	calico, err := policy.NewCalico(m.Access, cfg.CalicoAPI)
+	if err != nil {
+		return nil, err
+	}
+	settings := policy.Config{
+		Cluster: cluster, Labels: policy.Labels{Domain: cfg.LabelDomain, ManagedBy: cfg.ManagedBy}, Calico: calico,
+		FullResyncPeriod: cfg.FullResyncPeriod, RemovalGrace: cfg.RemovalGrace, Departed: cfg.Departed,
+		KeepStrays: single, // they may be another process's
+		Logger:     log, Metrics: policy.NewMetrics(), Watches: kube.NewMetrics("semaphore_policy", "kube_policy_semaphore_pod_watcher_failures"),
+	}
+	if pod := cfg.Pod; pod.Known() {
+		// No spread: only the leader writes Events.
+		settings.Events = event.NewRecorder(event.Config{
+			Client: m.Client, Component: "semaphore-policy", About: event.Pod(pod.Namespace, pod.Name, pod.UID),
+		})
+	}
+	for i := range cfg.Remotes {
+		r := &cfg.Remotes[i]
+		client, bounds := m.Remote(r)
+		settings.Remotes = append(settings.Remotes, policy.RemoteConfig{
+			Rules: policy.Rules{
+				Cluster: r.Name, Subnets: r.PodSubnets, IncludeHostNetwork: cfg.IncludeHostNetwork,
+				MaxSets: r.MaxSets, MaxAddresses: r.MaxAddresses,
+			},
+			Client: client, Bounds: bounds, ResyncPeriod: r.ResyncPeriod, StaleAfter: r.StaleAfter,
+		})
+	}
+	controller := policy.New(settings)
+	report := func() any {
+		s := controller.Status()
+		s.Version, s.Cluster, s.Leading, s.Leader = process.Build(), cluster, m.Replica.Leads(), m.Replica.Leader()
+		s.NotServed, s.Credentials = m.Servers.Failing(), m.Trials.Report()
+		if err := m.Replica.Err(); err != nil {
+			s.ElectionError = err.Error()
+		}
+		return s
+	}
+	if err := m.Manage(controller, cfg.LeaderElection, cfg.Namespace, lease, report); err != nil {
+		return nil, err
+	}
+	m.Registry.MustRegister(settings.Metrics, settings.Watches, policy.NewCollector(controller), m.Replica.Collector("semaphore_policy"))
+	return m, nil
 }

@@ -3,40 +3,96 @@
 package main
 
 import (
-	"context"
+	"cmp"
+	"errors"
+	"fmt"
 	"log/slog"
 	"os"
-	"slices"
-	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/manager"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 
-// grace bounds the shutdown of tasks after a signal.
-const grace = 10 * time.Second
-
 func main() {
+	command := mirror.StatusCommand()
 	program := run.Program[config.Mirror]{
-		Name: "semaphore-service-mirror", Load: load, Run: serve, Status: statusCommand().Main, Probe: statusCommand().Probe,
+		Name: command.Program, Load: config.LoadMirror, Run: serve, Status: command.Main, Probe: command.Probe,
 	}
 	os.Exit(program.Main(os.Args[1:]))
 }
 
-// load loads the settings, with warnings about service prefixes and ignored remotes.
-func load(args []string) (cfg config.Mirror, warnings []string, err error) {
-	cfg, warnings, err = config.LoadMirror(args)
-	warnings = slices.Concat(warnings, prefixWarnings(cfg.Remotes), ignoredWarnings(&cfg))
-	return cfg, warnings, err
-}
-
 func serve(cfg config.Mirror, log *slog.Logger) error {
-	p, err := newProgram(cfg, log)
+	m, err := prepare(cfg, log)
 	if err != nil {
 		return err
 	}
-	log.Info("starting", "version", process.Build(), "cluster", cfg.ClusterName, "namespace", cfg.MirrorNamespace)
-	defer process.Ballast()()
-	return run.Run(context.Background(), log, grace, p.tasks()...)
+	return m.Run()
+}
+
+// prepare makes no request.
+func prepare(cfg config.Mirror, log *slog.Logger) (*manager.Manager, error) {
+	const name, prefix = "semaphore-service-mirror", "semaphore_service_mirror"
+	reads := []string{"/api/v1/services?limit=1", "/apis/discovery.k8s.io/v1/endpointslices?limit=1"}
+	requests, watches := kube.NewRequestMetrics(prefix), kube.NewMetrics(prefix, prefix+"_watcher_failures_total")
+	m, err := manager.New(manager.Config{
+		Base: cfg.Base, Program: name, Cluster: cfg.ClusterName, FromRemotes: reads, FromLocal: reads, Logger: log,
+		Adapt: func(access *rest.Config) {
+			access.ContentType = "application/vnd.kubernetes.protobuf"
+			access.Wrap(requests.Wrap)
+			// Each response about Endpoints warns that the API is deprecated.
+			access.WarningHandlerWithContext = rest.NoWarnings{}
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	settings := mirror.Config{
+		Cluster: cfg.ClusterName, Namespace: cfg.MirrorNamespace, Client: m.Client,
+		LocalMinimum: cfg.LocalMinimum, ReportNamespace: cmp.Or(cfg.Namespace, cfg.MirrorNamespace),
+		LegacyEndpoints: cfg.LegacyEndpoints, MultiCluster: cfg.MultiCluster != config.MultiClusterOff,
+		RemovalGrace: cfg.RemovalGrace, Departed: cfg.Departed, WatchMetrics: watches, Logger: log,
+	}
+	for _, s := range []struct {
+		text string
+		to   *labels.Selector
+	}{{cfg.MirrorSelector, &settings.MirrorSelector}, {cfg.GlobalSelector, &settings.GlobalSelector}, {cfg.RoutingStrategyLabel, &settings.LocalFirstSelector}} {
+		if s.text == "" {
+			continue
+		}
+		if *s.to, err = labels.Parse(s.text); err != nil {
+			return nil, fmt.Errorf("label selector %q: %w", s.text, err)
+		}
+	}
+	for i := range cfg.Remotes {
+		r := &cfg.Remotes[i]
+		client, bounds := m.Remote(r)
+		settings.Remotes = append(settings.Remotes, mirror.Remote{
+			Name: r.Name, Prefix: r.ServicePrefix, PodSubnets: r.PodSubnets, ResyncPeriod: r.ResyncPeriod, StaleAfter: r.StaleAfter,
+			Client: client, Bounds: bounds, Made: mirror.Bounds{Services: r.MaxServices, Slices: r.MaxSlices, Addresses: r.MaxAddresses},
+		})
+	}
+	controller := mirror.New(settings)
+	m.Registry.MustRegister(controller.Metrics(), watches, requests)
+	return m, m.Manage(controller, cfg.LeaderElection, cfg.Namespace, name, func() any {
+		s := controller.Status()
+		s.Version, s.Cluster, s.NotServed, s.Credentials = process.Build(), cfg.ClusterName, m.Servers.Failing(), m.Trials.Report()
+		if m.Replica.Elected() {
+			s.Election = &status.Election{Leader: m.Replica.Leader()}
+			if err := m.Replica.Err(); err != nil {
+				s.Election.Error = err.Error()
+			}
+		}
+		if err := errors.Join(controller.Ready(), controller.Health()); err != nil {
+			s.NotReady = err.Error()
+		}
+		return s
+	})
 }

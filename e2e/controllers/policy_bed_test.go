@@ -92,7 +92,7 @@ func (b *policyBed) start(t *testing.T, local *testbed.Cluster, adjust func(*pol
 		adjust(&cfg)
 	}
 	c := policy.New(cfg)
-	return &policyInstance{c, cfg.Metrics, kubetest.Run(t, c.Watches(), c.Lead)}
+	return &policyInstance{c, cfg.Metrics, kubetest.Run(t, c.Tasks(), c.Lead)}
 }
 
 // podSpec describes a pod.

@@ -23,8 +23,8 @@ const cleanupFlag = "cleanup"
 // LoadWireguard reads the configuration of semaphore-wireguard from args (the
 // command line without the program's name) and the process environment.
 //
-// The warnings are about settings without effect. The error joins all errors of the
-// configuration; it is flag.ErrHelp after -help or -version, whose output is on stdout.
+// The warnings are about settings without effect or in conflict. The error joins all errors of
+// the configuration; it is flag.ErrHelp after -help or -version, whose output is on stdout.
 func LoadWireguard(args []string) (cfg Wireguard, warnings []string, err error) {
 	return loadWireguard(args, os.Stdout, podNamespaceFile)
 }
@@ -77,6 +77,7 @@ func loadMirror(args []string, out io.Writer, namespaceFile string) (cfg Mirror,
 	if cfg.MirrorSelector == "" && cfg.GlobalSelector == "" {
 		l.fault(&cfg.MirrorSelector, "empty, as is %s: nothing is left to do", l.setting(&cfg.GlobalSelector).origin)
 	}
+	l.warnings = slices.Concat(l.warnings, prefixWarnings(cfg.Remotes), ignoredWarnings(&cfg))
 	return finish(l, cfg)
 }
 

@@ -1,7 +1,6 @@
-package main
+package policy
 
 import (
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,7 +9,6 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report/reporttest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
-	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
 // wellReport is a report in which nothing is wrong.
@@ -26,13 +24,13 @@ func wellReport() status.Policy {
 				{Object: "gcp-sys-log-forwarder", Namespace: "sys-log", Name: "forwarder", Addresses: 2},
 				{Object: "gcp-shop-web", Namespace: "shop", Name: "web", Addresses: 1},
 			},
-			Skipped: map[string]*status.SkippedPods{string(policy.ReasonFinished): {Pods: 1, Examples: []string{"shop/job-1"}}},
+			Skipped: map[string]*status.SkippedPods{string(ReasonFinished): {Pods: 1, Examples: []string{"shop/job-1"}}},
 		}},
 	}
 }
 
 func TestStatusForPeople(t *testing.T) {
-	got := reporttest.Run(t, statusCommand(), wellReport())
+	got := reporttest.Run(t, StatusCommand(), wellReport())
 	const want = `semaphore-policy v1.2.3
 cluster aws, Calico's API projectcalico.org/v3
 this replica writes
@@ -58,7 +56,7 @@ all is well
 func TestStatusOfAReplicaThatWaits(t *testing.T) {
 	rep := wellReport()
 	rep.Leading, rep.Leader = false, "policy-1"
-	got := reporttest.Run(t, statusCommand(), rep)
+	got := reporttest.Run(t, StatusCommand(), rep)
 	if got.Code != 0 || !strings.Contains(got.Stdout, "\nreplica policy-1 writes; this one stands by") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
@@ -67,7 +65,7 @@ func TestStatusOfAReplicaThatWaits(t *testing.T) {
 func TestStatusSaysWhenSetsOfAnUnconfiguredClusterGo(t *testing.T) {
 	rep := wellReport()
 	rep.RemovedAt = map[string]time.Time{"old": reporttest.Now.Add(-time.Second)}
-	got := reporttest.Run(t, statusCommand(), rep)
+	got := reporttest.Run(t, StatusCommand(), rep)
 	if got.Code != 1 || !strings.Contains(got.Stdout, "\n  3 sets are of cluster old, which is not configured: removed in 0s\n") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
@@ -76,7 +74,7 @@ func TestStatusSaysWhenSetsOfAnUnconfiguredClusterGo(t *testing.T) {
 func TestStatusOfPoolsThatMayNotBeRead(t *testing.T) {
 	rep := wellReport()
 	rep.Pools.Unknown = "forbidden"
-	got := reporttest.Run(t, statusCommand(), rep)
+	got := reporttest.Run(t, StatusCommand(), rep)
 	if got.Code != 0 || !strings.Contains(got.Stdout, "\nCalico's IP pools for remote subnets: unknown: forbidden\n") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
@@ -86,7 +84,7 @@ func TestStatusOfARemoteThatIsNotHeard(t *testing.T) {
 	rep := wellReport()
 	before := reporttest.Now.Add(-time.Hour)
 	rep.Remotes[0].API.LastContact = &before
-	got := reporttest.Run(t, statusCommand(), rep)
+	got := reporttest.Run(t, StatusCommand(), rep)
 	if got.Code != 2 || !strings.HasSuffix(got.Stdout, "\nunknown:\n  remote gcp: pods: last response of the API server: 1h0m ago\n") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
@@ -120,7 +118,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		{
 			"pods that are skipped for a reason",
 			func(rep *status.Policy) {
-				rep.Remotes[0].Skipped[string(policy.ReasonOutside)] = &status.SkippedPods{Pods: 2, Examples: []string{"a/b\x1b[2J", "c/d"}}
+				rep.Remotes[0].Skipped[string(ReasonOutside)] = &status.SkippedPods{Pods: 2, Examples: []string{"a/b\x1b[2J", "c/d"}}
 			},
 			[]string{"remote gcp: 2 pods are skipped: outside_pod_subnets"},
 			`gcp     2             outside_pod_subnets  a/b\x1b[2J, c/d`,
@@ -144,16 +142,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			rep := wellReport()
 			c.spoil(&rep)
-			reporttest.Finds(t, statusCommand(), rep, c.want, c.shown)
+			reporttest.Finds(t, StatusCommand(), rep, c.want, c.shown)
 		})
-	}
-}
-
-func TestStatusOfAProgramThatHasNotRun(t *testing.T) {
-	p := deadProgram(t)
-	got := reporttest.Run(t, statusCommand(), p.status().(status.Policy))
-	wrong, _ := got.Wrong()
-	if got.Code != 1 || !slices.Contains(wrong, "no replica writes, as far as this one knows") {
-		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package kube
 
 import (
 	"net/http"
@@ -8,21 +8,22 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// requestMetrics count and time the requests to the local API server. The names are those
-// of the original tool.
-type requestMetrics struct {
+// RequestMetrics count and time the requests to the local API server. With the prefix of the
+// service mirror the names are those of the original tool.
+type RequestMetrics struct {
 	requests *prometheus.CounterVec
 	duration *prometheus.HistogramVec
 }
 
-func newRequestMetrics() *requestMetrics {
-	return &requestMetrics{
+// NewRequestMetrics returns metrics, to be registered by the caller.
+func NewRequestMetrics(prefix string) *RequestMetrics {
+	return &RequestMetrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "semaphore_service_mirror_kube_http_request_total",
+			Name: prefix + "_kube_http_request_total",
 			Help: "HTTP requests to the local API server, by host, code and method.",
 		}, []string{"host", "code", "method"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "semaphore_service_mirror_kube_http_request_duration_seconds",
+			Name:    prefix + "_kube_http_request_duration_seconds",
 			Help:    "Duration of HTTP requests to the local API server until the response header in seconds, by host and method.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
 		}, []string{"host", "method"}),
@@ -30,24 +31,24 @@ func newRequestMetrics() *requestMetrics {
 }
 
 // Describe implements prometheus.Collector.
-func (m *requestMetrics) Describe(ch chan<- *prometheus.Desc) {
+func (m *RequestMetrics) Describe(ch chan<- *prometheus.Desc) {
 	m.requests.Describe(ch)
 	m.duration.Describe(ch)
 }
 
 // Collect implements prometheus.Collector.
-func (m *requestMetrics) Collect(ch chan<- prometheus.Metric) {
+func (m *RequestMetrics) Collect(ch chan<- prometheus.Metric) {
 	m.requests.Collect(ch)
 	m.duration.Collect(ch)
 }
 
-// wrap returns a transport that counts and times requests.
-func (m *requestMetrics) wrap(next http.RoundTripper) http.RoundTripper {
+// Wrap returns a transport that counts and times requests.
+func (m *RequestMetrics) Wrap(next http.RoundTripper) http.RoundTripper {
 	return &counted{metrics: m, next: next}
 }
 
 type counted struct {
-	metrics *requestMetrics
+	metrics *RequestMetrics
 	next    http.RoundTripper
 }
 

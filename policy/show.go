@@ -1,4 +1,4 @@
-package main
+package policy
 
 import (
 	"fmt"
@@ -11,11 +11,10 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
-	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
-// statusCommand is "semaphore-policy status".
-func statusCommand() report.Command[status.Policy] {
+// StatusCommand is "semaphore-policy status".
+func StatusCommand() report.Command[status.Policy] {
 	return report.Command[status.Policy]{Program: "semaphore-policy", Address: ":8081", Show: showReport}
 }
 
@@ -60,7 +59,7 @@ func showReport(p *report.Page, rep *status.Policy) {
 			pods := r.Skipped[reason]
 			skipped.Row(r.Name, strconv.Itoa(pods.Pods), reason, strings.Join(pods.Examples, ", "))
 			// Both are temporary: the pod is starting or ending.
-			if why := policy.Reason(reason); why != policy.ReasonFinished && why != policy.ReasonNoAddress {
+			if why := Reason(reason); why != ReasonFinished && why != ReasonNoAddress {
 				p.Wrong("remote %s: %d pods are skipped: %s", r.Name, pods.Pods, reason)
 			}
 		}

@@ -1,4 +1,4 @@
-package main
+package mirror
 
 import (
 	"fmt"
@@ -13,8 +13,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 )
 
-// statusCommand is "semaphore-service-mirror status".
-func statusCommand() report.Command[status.Mirror] {
+// StatusCommand is "semaphore-service-mirror status".
+func StatusCommand() report.Command[status.Mirror] {
 	return report.Command[status.Mirror]{Program: "semaphore-service-mirror", Address: ":8081", Show: showReport}
 }
 

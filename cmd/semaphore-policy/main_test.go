@@ -2,18 +2,23 @@ package main
 
 import (
 	"log/slog"
+	"slices"
 	"testing"
 
 	"github.com/kube-semaphore/kube-semaphore/docs"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/manager"
+	"github.com/kube-semaphore/kube-semaphore/internal/report/reporttest"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
 // deadProgram is a program whose API servers are all away.
-func deadProgram(t *testing.T) *program {
+func deadProgram(t *testing.T) *manager.Manager {
 	t.Helper()
 	access := kubetest.DeadAccess(t)
-	p, err := newProgram(config.Policy{
+	m, err := prepare(config.Policy{
 		Base:           config.Base{ClusterName: "aws", Local: access, Remotes: []config.Remote{{Name: "gcp", Access: access}}},
 		LeaderElection: true, Namespace: "sys-semaphore",
 		LabelDomain: "policy.semaphore.uw.io", ManagedBy: "semaphore-policy", CalicoAPI: config.CalicoAPIAuto,
@@ -21,10 +26,18 @@ func deadProgram(t *testing.T) *program {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return p
+	return m
 }
 
 // TestMetricsAreDocumented holds the program's metrics against docs/metrics.md.
 func TestMetricsAreDocumented(t *testing.T) {
-	docs.CheckMetrics(t, deadProgram(t).registry, "semaphore_policy_", "kube_policy_semaphore_")
+	docs.CheckMetrics(t, deadProgram(t).Registry, "semaphore_policy_", "kube_policy_semaphore_")
+}
+
+func TestStatusOfAProgramThatHasNotRun(t *testing.T) {
+	got := reporttest.Run(t, policy.StatusCommand(), deadProgram(t).Status().(status.Policy))
+	wrong, _ := got.Wrong()
+	if got.Code != 1 || !slices.Contains(wrong, "no replica writes, as far as this one knows") {
+		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
+	}
 }

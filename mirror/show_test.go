@@ -1,7 +1,6 @@
-package main
+package mirror
 
 import (
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -36,7 +35,7 @@ func wellReport() status.Mirror {
 }
 
 func TestStatusForPeople(t *testing.T) {
-	got := reporttest.Run(t, statusCommand(), wellReport())
+	got := reporttest.Run(t, StatusCommand(), wellReport())
 	const want = `semaphore-service-mirror v1.2.3
 cluster gcp
 this replica writes
@@ -58,7 +57,7 @@ func TestStatusListsWhatStillUsesADrainedCluster(t *testing.T) {
 	rep.Services = append(rep.Services,
 		status.Service{Name: "gl-shop-73736d-web", Drained: []string{"aws"}, Needed: map[string][]string{"aws": {"IPv6 http", "IPv6 metrics"}}},
 		status.Service{Name: "gl-shop-73736d-api", Drained: []string{"aws"}, Needed: map[string][]string{"merit": {"IPv6"}}})
-	got := reporttest.Run(t, statusCommand(), rep)
+	got := reporttest.Run(t, StatusCommand(), rep)
 	const want = "\ncluster aws is drained\nit is still used where no other cluster has a ready endpoint: gl-shop-73736d-web (IPv6 http, IPv6 metrics)\n"
 	if got.Code != 0 || !strings.Contains(got.Stdout, want) {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
@@ -68,7 +67,7 @@ func TestStatusListsWhatStillUsesADrainedCluster(t *testing.T) {
 func TestStatusOfAReplicaThatWaits(t *testing.T) {
 	rep := wellReport()
 	rep.Leading = false
-	got := reporttest.Run(t, statusCommand(), rep)
+	got := reporttest.Run(t, StatusCommand(), rep)
 	if got.Code != 0 || !strings.Contains(got.Stdout, "\nreplica mirror-0 writes; this one stands by") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
@@ -78,7 +77,7 @@ func TestStatusOfAClusterThatIsNotHeard(t *testing.T) {
 	rep := wellReport()
 	before := reporttest.Now.Add(-time.Hour)
 	rep.Clusters[0].Watches[0].LastContact = &before
-	got := reporttest.Run(t, statusCommand(), rep)
+	got := reporttest.Run(t, StatusCommand(), rep)
 	if got.Code != 2 || !strings.HasSuffix(got.Stdout, "\nunknown:\n  cluster aws: services to mirror: last response of the API server: 1h0m ago\n") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
@@ -161,16 +160,7 @@ aws/a/external  type ExternalName
 		t.Run(c.name, func(t *testing.T) {
 			rep := wellReport()
 			c.spoil(&rep)
-			reporttest.Finds(t, statusCommand(), rep, c.want, c.shown)
+			reporttest.Finds(t, StatusCommand(), rep, c.want, c.shown)
 		})
-	}
-}
-
-func TestStatusOfAProgramThatHasNotRun(t *testing.T) {
-	p := deadProgram(t)
-	got := reporttest.Run(t, statusCommand(), p.status().(status.Mirror))
-	wrong, _ := got.Wrong()
-	if got.Code != 1 || !slices.Contains(wrong, "no replica writes, as far as this one knows") {
-		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
 	}
 }

@@ -1,0 +1,140 @@
+// Package manager runs a controller as the program of a Deployment: access to the clusters,
+// leader election, metrics, probes and status.
+package manager
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/bearer"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/process"
+	"github.com/kube-semaphore/kube-semaphore/internal/replica"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
+)
+
+// grace bounds the shutdown of tasks after a signal.
+const grace = 10 * time.Second
+
+// Controller is what a Manager runs.
+type Controller interface {
+	// Tasks returns the tasks of every replica.
+	Tasks() []run.Task
+	// Lead is replica.Config.Lead.
+	Lead(ctx context.Context) error
+	// Health and Ready are those of run.ServersConfig.
+	Health() error
+	Ready() error
+}
+
+// Config describes a Manager. Only Adapt may be nil.
+type Config struct {
+	config.Base
+	// Program is the program's name. That of its metrics is the same with underscores.
+	Program string
+	// Cluster is the local cluster's name for logs and status.
+	Cluster string
+	// FromRemotes and FromLocal are those of tokens.TrialConfig.
+	FromRemotes, FromLocal []string
+	// Adapt changes the access to the local cluster.
+	Adapt  func(*rest.Config)
+	Logger *slog.Logger
+}
+
+// Manager is a program of a Deployment. Registry gets its metrics before Manage.
+type Manager struct {
+	cfg Config
+
+	Access   *rest.Config // of the local cluster
+	Client   kube.Client  // of the local cluster
+	Registry *prometheus.Registry
+	// Trials are of the credentials for remotes.
+	Trials *tokens.Trials
+
+	// Set by Manage.
+
+	Replica *replica.Replica
+	Servers run.Servers
+	Status  func() any
+	tasks   []run.Task
+}
+
+// New returns a manager. It makes no request.
+func New(cfg Config) (*Manager, error) {
+	m := &Manager{cfg: cfg, Registry: prometheus.NewRegistry()}
+	m.Trials = tokens.NewTrials(tokens.TrialConfig{
+		Remotes: cfg.Remotes, UserAgent: m.userAgent(), Cluster: cfg.Cluster, Local: cfg.Local,
+		FromRemotes: cfg.FromRemotes, FromLocal: cfg.FromLocal,
+	})
+	var err error
+	m.Access, err = kube.RESTConfig(kube.ClientConfig{Access: cfg.Local, UserAgent: m.userAgent(), Logger: cfg.Logger.With("cluster", cfg.Cluster)})
+	if err == nil {
+		if cfg.Adapt != nil {
+			cfg.Adapt(m.Access)
+		}
+		m.Client, err = kube.NewClient(m.Access)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("access to the local cluster %s: %w", cfg.Cluster, err)
+	}
+	m.Registry.MustRegister(
+		run.BuildInfo(m.metrics()), tokens.NewCollector(m.metrics(), cfg.TokenFiles()),
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+	return m, nil
+}
+
+func (m *Manager) userAgent() string {
+	return fmt.Sprintf("%s/%s (%s)", m.cfg.Program, process.Version(), m.cfg.Cluster)
+}
+
+// metrics returns the prefix of the program's metrics.
+func (m *Manager) metrics() string { return strings.ReplaceAll(m.cfg.Program, "-", "_") }
+
+// Remote returns the access to a remote, and its bounds.
+func (m *Manager) Remote(r *config.Remote) (client func() (kube.Client, error), bounds kube.Bounds) {
+	bounds = kube.Bounds{Answer: int64(r.MaxAnswer), Objects: r.MaxObjects}
+	return kube.LazyClient(kube.ClientConfig{
+		Access: r.Access, UserAgent: m.userAgent(), Bounds: bounds, Logger: m.cfg.Logger.With("cluster", r.Name),
+	}), bounds
+}
+
+// Manage prepares the servers and the election of a controller. The election is that of the
+// Lease lease in the namespace; status is that of run.ServersConfig.
+func (m *Manager) Manage(c Controller, elect bool, namespace, lease string, status func() any) error {
+	m.Status = status
+	var err error
+	m.Replica, err = replica.New(replica.Config{
+		Election: elect, Leases: m.Client.Leases(namespace), Namespace: namespace, Name: lease, Listen: m.cfg.ListenAddress,
+		Lead: c.Lead, Logger: m.cfg.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	servers := run.ServersConfig{
+		ProbeAddress: m.cfg.ProbeAddress, ProbeSocket: m.cfg.ProbeSocket, ListenAddress: m.cfg.ListenAddress,
+		Gatherer: m.Registry, Health: c.Health, Ready: c.Ready, Status: status, Logger: m.cfg.Logger,
+	}
+	if m.cfg.ListenAuth == config.ListenAuthToken {
+		servers.Guard = bearer.New(m.Client, m.cfg.Logger).Wrap
+	}
+	m.Servers = run.NewServers(servers)
+	m.tasks = append(append(m.Servers.Tasks(), c.Tasks()...), m.Replica)
+	return nil
+}
+
+// Run runs the program until it is terminated.
+func (m *Manager) Run() error {
+	m.cfg.Logger.Info("starting", "version", process.Build(), "cluster", m.cfg.Cluster, "remotes", len(m.cfg.Remotes))
+	defer process.Ballast()()
+	return run.Run(context.Background(), m.cfg.Logger, grace, m.tasks...)
+}
