@@ -235,7 +235,7 @@ func (c *Controller) due() (first time.Time) {
 	}
 	at(c.snapshot.removeAt)
 	at(c.snapshot.importAfter)
-	at(c.snapshot.paths.first())
+	at(c.snapshot.paths.Due())
 	for i := range c.cfg.Remotes {
 		if r := &c.cfg.Remotes[i]; r.ResyncPeriod > 0 {
 			at(c.full[r.Name].Add(r.ResyncPeriod))

@@ -36,7 +36,7 @@ func (w *world) step(r *rand.Rand) {
 	switch r.IntN(15) {
 	case 12:
 		node := fmt.Sprintf("local-%d", r.IntN(2))
-		w.paths.node(node, r.IntN(3) > 0)
+		w.paths.SetNode(node, r.IntN(3) > 0)
 		w.judge(w.clock, nil)
 	case 13:
 		node := fmt.Sprintf("local-%d", r.IntN(2))
@@ -45,7 +45,7 @@ func (w *world) step(r *rand.Rand) {
 			report = &pathreport.Report{Node: node, Remotes: map[string]pathreport.Down{id.cluster: {AllBut: r.IntN(2) == 0, Nodes: []string{"n1"}}}}
 		}
 		w.clock = w.clock.Add(time.Duration(r.IntN(30)) * time.Second)
-		w.paths.report(node, report, w.clock)
+		w.paths.Report(node, report, w.clock)
 		w.judge(w.clock, nil)
 	case 14:
 		w.drain(id.cluster, r.IntN(2) == 0)

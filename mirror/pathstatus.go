@@ -8,6 +8,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/mirror/withdrawal"
 )
 
 // judge updates verdicts, and logs and counts changes, with one line per remote, as all nodes
@@ -18,13 +19,13 @@ func (c *Controller) judge(now time.Time) {
 		withdrawn bool
 	}
 	changed := map[nodes][]string{}
-	c.snapshot.judge(now, func(n remoteNode, withdrawn bool) {
-		k := nodes{n.cluster, withdrawn}
-		changed[k] = append(changed[k], n.node)
+	c.snapshot.judge(now, func(n withdrawal.Node, withdrawn bool) {
+		k := nodes{n.Cluster, withdrawn}
+		changed[k] = append(changed[k], n.Name)
 	})
 	for k, all := range changed {
 		slices.Sort(all)
-		log := c.log.With("cluster", k.cluster, "nodes", report.Some(all), "ready_local_nodes", len(c.snapshot.paths.ready))
+		log := c.log.With("cluster", k.cluster, "nodes", report.Some(all), "ready_local_nodes", c.snapshot.paths.Ready())
 		if k.withdrawn {
 			c.metrics.withdrawals.WithLabelValues(k.cluster).Add(float64(len(all)))
 			log.Warn("endpoints withdrawn: most local nodes report the path to their node down")
@@ -37,11 +38,9 @@ func (c *Controller) judge(now time.Time) {
 // pathStatus returns the status of path reports. Callers hold mu.
 func (c *Controller) pathStatus() status.PathReports {
 	p := c.snapshot.paths
-	s := status.PathReports{ReadyNodes: len(p.ready), Reports: len(p.counted)}
-	for n, v := range p.verdicts {
-		if v.withdrawn {
-			s.Withdrawn = append(s.Withdrawn, status.WithdrawnNode{Cluster: n.cluster, Node: n.node, Since: v.since, ReportedBy: p.down(n), Services: len(p.origins[n])})
-		}
+	s := status.PathReports{ReadyNodes: p.Ready(), Reports: p.Reports()}
+	for _, w := range p.Withdrawals() {
+		s.Withdrawn = append(s.Withdrawn, status.WithdrawnNode{Cluster: w.Cluster, Node: w.Name, Since: w.Since, ReportedBy: w.ReportedBy, Services: w.Origins})
 	}
 	slices.SortFunc(s.Withdrawn, func(a, b status.WithdrawnNode) int {
 		return cmp.Or(cmp.Compare(a.Cluster, b.Cluster), cmp.Compare(a.Node, b.Node))
@@ -58,15 +57,4 @@ func (c *Controller) pathStatus() status.PathReports {
 		s.Error = r.Err().Error()
 	}
 	return s
-}
-
-// withdrawnNodes returns the number of withdrawn nodes of each remote. Callers hold mu.
-func (p *pathTable) withdrawnNodes() map[string]int {
-	count := map[string]int{}
-	for n, v := range p.verdicts {
-		if v.withdrawn {
-			count[n.cluster]++
-		}
-	}
-	return count
 }

@@ -134,11 +134,11 @@ func (h *localFeeds) readNodes(s *Snapshot) (zones []string, known bool) {
 			if h.zones[c.Before.zone]--; h.zones[c.Before.zone] == 0 {
 				delete(h.zones, c.Before.zone)
 			}
-			s.paths.node(c.Before.name, false)
+			s.paths.SetNode(c.Before.name, false)
 		}
 		if c.After != nil {
 			h.zones[c.After.zone]++
-			s.paths.node(c.After.name, c.After.ready)
+			s.paths.SetNode(c.After.name, c.After.ready)
 		}
 	}
 	if !h.hinted {
@@ -160,7 +160,7 @@ func (h *localFeeds) readReports(s *Snapshot, now time.Time) (known bool) {
 	for _, c := range changes {
 		delete(h.faults, c.Key)
 		if c.Before != nil && c.Before.Node != "" && (c.After == nil || c.After.Node != c.Before.Node) {
-			s.paths.report(c.Before.Node, nil, now)
+			s.paths.Report(c.Before.Node, nil, now)
 		}
 		if c.After == nil {
 			continue
@@ -169,11 +169,11 @@ func (h *localFeeds) readReports(s *Snapshot, now time.Time) (known bool) {
 			h.faults[c.Key] = c.After.fault
 		}
 		if c.After.Node != "" {
-			s.paths.report(c.After.Node, &c.After.Report, now)
+			s.paths.Report(c.After.Node, &c.After.Report, now)
 		}
 	}
 	if h.reports.Err() != nil {
-		s.paths.readFailed = now
+		s.paths.ReadFailed(now)
 	}
 	return (synced || h.reports.Err() != nil) && (h.nodes.Synced() || h.nodes.Err() != nil)
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+	"github.com/kube-semaphore/kube-semaphore/mirror/withdrawal"
 )
 
 // Bounds are the maximum numbers of objects in the local cluster for one remote. Existing
@@ -101,7 +102,7 @@ type Snapshot struct {
 	departed map[string]bool
 	// legacy: Endpoints are written as well.
 	legacy bool
-	paths  *pathTable
+	paths  *withdrawal.Table[ID]
 	// drained are the drained clusters. localMinimum is the minimum number of ready local
 	// endpoints for a global service to prefer them.
 	drained      map[string]bool
@@ -115,7 +116,7 @@ type Snapshot struct {
 
 // newSnapshot returns an empty snapshot with the given kinds.
 func newSnapshot(clusters []clusterConfig, kinds []kind, local *local, sums summer) *Snapshot {
-	s := &Snapshot{sums: sums, sets: map[setID]*set{}, clusters: map[string]bool{}, local: local, paths: newPathTable(), drained: map[string]bool{}, departed: map[string]bool{}}
+	s := &Snapshot{sums: sums, sets: map[setID]*set{}, clusters: map[string]bool{}, local: local, paths: withdrawal.New[ID](), drained: map[string]bool{}, departed: map[string]bool{}}
 	for _, c := range clusters {
 		s.clusters[c.name] = true
 		for _, k := range kinds {
@@ -193,7 +194,7 @@ func (s *Snapshot) place(set *set, sl *OriginSlice, change int) {
 	last := ""
 	for i := range sl.Endpoints {
 		if node := sl.Endpoints[i].Node; node != "" && node != last {
-			s.paths.place(remoteNode{set.cluster.name, node}, set.id(sl.Service), change)
+			s.paths.Place(withdrawal.Node{Cluster: set.cluster.name, Name: node}, set.id(sl.Service), change)
 			last = node
 		}
 	}
@@ -201,9 +202,9 @@ func (s *Snapshot) place(set *set, sl *OriginSlice, change int) {
 
 // judge updates the verdicts of the path table. changed, unless nil, is called for each
 // remote node whose verdict has changed.
-func (s *Snapshot) judge(now time.Time, changed func(n remoteNode, withdrawn bool)) {
-	s.paths.judge(now, func(n remoteNode, withdrawn bool) {
-		for id := range s.paths.origins[n] {
+func (s *Snapshot) judge(now time.Time, changed func(n withdrawal.Node, withdrawn bool)) {
+	s.paths.Judge(now, func(n withdrawal.Node, withdrawn bool) {
+		for id := range s.paths.Origins(n) {
 			s.origins[id] = struct{}{}
 		}
 		if changed != nil {
@@ -214,7 +215,7 @@ func (s *Snapshot) judge(now time.Time, changed func(n remoteNode, withdrawn boo
 
 // withdrawn reports whether an endpoint of a cluster is withdrawn.
 func (s *Snapshot) withdrawn(c *clusterConfig, e *Endpoint) bool {
-	return !c.local && e.Node != "" && s.paths.withdrawn(remoteNode{c.name, e.Node})
+	return !c.local && e.Node != "" && s.paths.Withdrawn(withdrawal.Node{Cluster: c.name, Name: e.Node})
 }
 
 // drain updates whether a cluster is drained.

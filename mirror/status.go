@@ -136,9 +136,12 @@ func (c *Controller) totals() totals {
 		}
 	}
 	t.clusters = map[string]clusterTotals{}
-	t.reports, t.reportFaults = len(c.snapshot.paths.counted), len(c.local.faults)
+	t.reports, t.reportFaults = c.snapshot.paths.Reports(), len(c.local.faults)
 	t.former, _ = cut(c.former(), 0)
-	withdrawn := c.snapshot.paths.withdrawnNodes()
+	withdrawn := map[string]int{}
+	for _, w := range c.snapshot.paths.Withdrawals() {
+		withdrawn[w.Cluster]++
+	}
 	for _, id := range c.snapshot.order {
 		of := c.survey.totals.clusters[id.cluster]
 		of.bounds, of.drained, of.withdrawnNodes = c.over[id.cluster], c.snapshot.drained[id.cluster], withdrawn[id.cluster]

@@ -160,8 +160,8 @@ func TestNoFamilyOrPortLosesItsLastEndpoints(t *testing.T) {
 				w.drain("gcp", true)
 				for i := range 3 {
 					node := fmt.Sprintf("local-%d", i)
-					w.paths.node(node, true)
-					w.paths.report(node, down(node, "a2"), w.clock)
+					w.paths.SetNode(node, true)
+					w.paths.Report(node, down(node, "a2"), w.clock)
 				}
 				w.judge(w.clock, nil)
 			},
@@ -218,7 +218,7 @@ func TestNoFamilyOrPortLosesItsLastEndpoints(t *testing.T) {
 			w.drain("gcp", false)
 			w.contact(setID{"aws", merged}, true, false)
 			for i := range 3 {
-				w.paths.report(fmt.Sprintf("local-%d", i), nil, w.clock)
+				w.paths.Report(fmt.Sprintf("local-%d", i), nil, w.clock)
 			}
 			w.judge(w.clock.Add(time.Hour), nil)
 			w.settle(t)

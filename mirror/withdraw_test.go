@@ -63,12 +63,12 @@ func (w *world) reports(t *testing.T, by int, nodes ...string) {
 	t.Helper()
 	for i := range 3 {
 		node := fmt.Sprintf("local-%d", i)
-		w.paths.node(node, true)
+		w.paths.SetNode(node, true)
 		var r *pathreport.Report
 		if i < by && len(nodes) > 0 {
 			r = down(node, nodes...)
 		}
-		w.paths.report(node, r, w.clock)
+		w.paths.Report(node, r, w.clock)
 	}
 	w.judge(w.clock, nil)
 	w.settle(t)
@@ -213,13 +213,13 @@ func TestOnlyConcernedServicesAreComputed(t *testing.T) {
 	}
 	w.settle(t)
 	for i := range local {
-		w.paths.node(fmt.Sprintf("local-%d", i), true)
+		w.paths.SetNode(fmt.Sprintf("local-%d", i), true)
 	}
 	w.judge(w.clock, nil)
 	began := time.Now()
 	for i := range local {
 		node := fmt.Sprintf("local-%d", i)
-		w.paths.report(node, down(node, "a7"), w.clock)
+		w.paths.Report(node, down(node, "a7"), w.clock)
 	}
 	w.judge(w.clock, nil)
 	changed := Desired(w.Snapshot, w.memo)
@@ -231,7 +231,7 @@ func TestOnlyConcernedServicesAreComputed(t *testing.T) {
 	// Renewed reports change nothing.
 	for i := range local {
 		node := fmt.Sprintf("local-%d", i)
-		w.paths.report(node, down(node, "a7"), w.clock.Add(30*time.Second))
+		w.paths.Report(node, down(node, "a7"), w.clock.Add(30*time.Second))
 	}
 	w.judge(w.clock.Add(30*time.Second), nil)
 	if changed := Desired(w.Snapshot, w.memo); len(changed) > 0 {

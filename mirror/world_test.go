@@ -15,6 +15,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 )
 
 // world is a snapshot of three clusters without API servers, and the objects of the mirror
@@ -252,4 +253,11 @@ func (w *world) leads(service string) []string {
 func newOrigin(k Key, created int64, port int32, traits Traits) *Origin {
 	traits.IPv4 = true
 	return &Origin{Key: k, Created: time.Unix(created, 0), Spec: Spec{traits, []Port{tcp("http", port)}}}
+}
+
+var epoch = time.Unix(1e9, 0)
+
+// down is a report that nodes of aws are down.
+func down(of string, nodes ...string) *pathreport.Report {
+	return &pathreport.Report{Node: of, Remotes: map[string]pathreport.Down{"aws": {Nodes: nodes}}}
 }

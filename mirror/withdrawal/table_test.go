@@ -1,4 +1,4 @@
-package mirror
+package withdrawal
 
 import (
 	"fmt"
@@ -16,7 +16,7 @@ func after(seconds float64) time.Time {
 	return epoch.Add(time.Duration(seconds * float64(time.Second)))
 }
 
-// down is a report that nodes of aws are down.
+// Down is a report that nodes of aws are down.
 func down(of string, nodes ...string) *pathreport.Report {
 	return &pathreport.Report{Node: of, Remotes: map[string]pathreport.Down{"aws": {Nodes: nodes}}}
 }
@@ -28,24 +28,24 @@ func allBut(of string, nodes ...string) *pathreport.Report {
 
 // table returns one with so many ready local nodes, l0, l1 and so on, and endpoints
 // on a1, a2 and a3 of aws.
-func table(ready int) *pathTable {
-	p := newPathTable()
+func table(ready int) *Table[string] {
+	p := New[string]()
 	for i := range ready {
-		p.node(fmt.Sprintf("l%d", i), true)
+		p.SetNode(fmt.Sprintf("l%d", i), true)
 	}
 	for _, n := range []string{"a1", "a2", "a3"} {
-		p.place(remoteNode{"aws", n}, ID{"aws", Key{"x", n}}, 1)
+		p.Place(Node{"aws", n}, "x/"+n, 1)
 	}
 	return p
 }
 
-// at judges, and returns which nodes of aws are withdrawn.
-func (p *pathTable) at(now time.Time) string {
-	p.judge(now, func(remoteNode, bool) {})
+// judged judges, and returns which nodes of aws are withdrawn.
+func judged(p *Table[string], now time.Time) string {
+	p.Judge(now, func(Node, bool) {})
 	var all []string
 	for n, v := range p.verdicts {
 		if v.withdrawn {
-			all = append(all, n.node)
+			all = append(all, n.Name)
 		}
 	}
 	slices.Sort(all)
@@ -72,9 +72,9 @@ func TestMajorityWithdraws(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := table(c.ready)
 			for _, r := range c.reports {
-				p.report(r.Node, r, epoch)
+				p.Report(r.Node, r, epoch)
 			}
-			if got := p.at(epoch); got != c.want {
+			if got := judged(p, epoch); got != c.want {
 				t.Errorf("withdrawn: %s, want %s", got, c.want)
 			}
 		})
@@ -83,54 +83,54 @@ func TestMajorityWithdraws(t *testing.T) {
 
 func TestReadyNodesAreCounted(t *testing.T) {
 	p := table(3)
-	p.report("l0", allBut("l0"), epoch)
-	p.report("l1", allBut("l1"), epoch)
-	if got := p.at(epoch); got != "[a1 a2 a3]" {
+	p.Report("l0", allBut("l0"), epoch)
+	p.Report("l1", allBut("l1"), epoch)
+	if got := judged(p, epoch); got != "[a1 a2 a3]" {
 		t.Error(got)
 	}
-	p.node("l3", true)
-	if got := p.at(epoch); got != "[]" {
+	p.SetNode("l3", true)
+	if got := judged(p, epoch); got != "[]" {
 		t.Error("two of four:", got)
 	}
-	p.node("l2", false)
-	if got := p.at(after(300)); got != "[]" {
+	p.SetNode("l2", false)
+	if got := judged(p, after(300)); got != "[]" {
 		t.Error("of old reports:", got)
 	}
 }
 
 func TestReportsExpireByTheOwnClock(t *testing.T) {
 	p := table(1)
-	p.report("l0", down("l0", "a1"), epoch)
-	p.at(epoch)
-	if got := p.first(); !got.Equal(after(90)) {
+	p.Report("l0", down("l0", "a1"), epoch)
+	judged(p, epoch)
+	if got := p.Due(); !got.Equal(after(90)) {
 		t.Error("looks again at", got.Sub(epoch))
 	}
-	p.report("l0", down("l0", "a1"), after(60)) // renewed
-	if got := p.at(after(149)); got != "[a1]" {
+	p.Report("l0", down("l0", "a1"), after(60)) // renewed
+	if got := judged(p, after(149)); got != "[a1]" {
 		t.Error("renewed:", got)
 	}
-	if got := p.at(after(151)); got != "[]" || len(p.counted) != 0 || len(p.reports) != 0 || len(p.remotes) != 0 {
+	if got := judged(p, after(151)); got != "[]" || len(p.counted) != 0 || len(p.reports) != 0 || len(p.remotes) != 0 {
 		t.Error("expired:", got)
 	}
 	// While reading fails, renewals may be missed.
 	p = table(1)
-	p.report("l0", down("l0", "a1"), epoch)
+	p.Report("l0", down("l0", "a1"), epoch)
 	p.readFailed = after(80)
-	if got := p.at(after(160)); got != "[a1]" {
+	if got := judged(p, after(160)); got != "[a1]" {
 		t.Error("not readable:", got)
 	}
-	if got := p.at(after(171)); got != "[]" {
+	if got := judged(p, after(171)); got != "[]" {
 		t.Error("readable again, and not renewed:", got)
 	}
 }
 
 func TestNodeThatWasUnknownToAReport(t *testing.T) {
 	p := table(1)
-	p.report("l0", allBut("l0", "a2"), epoch)
-	p.at(epoch)
-	p.place(remoteNode{"aws", "a9"}, ID{"aws", Key{"x", "y"}}, 1)
-	p.place(remoteNode{"merit", "m1"}, ID{"merit", Key{"x", "y"}}, 1)
-	if got := p.at(epoch); got != "[a1 a3 a9]" {
+	p.Report("l0", allBut("l0", "a2"), epoch)
+	judged(p, epoch)
+	p.Place(Node{"aws", "a9"}, "x/y", 1)
+	p.Place(Node{"merit", "m1"}, "x/y", 1)
+	if got := judged(p, epoch); got != "[a1 a3 a9]" {
 		t.Error(got)
 	}
 }
@@ -143,12 +143,12 @@ func TestFlappingPathIsHeld(t *testing.T) {
 		for at := 0.0; at < 300; at += 0.1 {
 			now := start.Add(time.Duration(at * float64(time.Second)))
 			if int(at/period)%2 == 0 {
-				p.report("l0", allBut("l0"), now)
+				p.Report("l0", allBut("l0"), now)
 			} else {
-				p.report("l0", nil, now)
+				p.Report("l0", nil, now)
 			}
-			p.judge(now, func(n remoteNode, _ bool) {
-				if n.node == "a1" {
+			p.Judge(now, func(n Node, _ bool) {
+				if n.Name == "a1" {
 					changes++
 				}
 			})
@@ -165,13 +165,13 @@ func TestWorstFlapping(t *testing.T) {
 	p, changes, is := table(1), 0, false
 	for tenths := range 3000 {
 		now := after(float64(tenths) / 10)
-		if is = p.withdrawn(remoteNode{"aws", "a1"}); is {
-			p.report("l0", nil, now)
+		if is = p.Withdrawn(Node{"aws", "a1"}); is {
+			p.Report("l0", nil, now)
 		} else {
-			p.report("l0", allBut("l0"), now)
+			p.Report("l0", allBut("l0"), now)
 		}
-		p.judge(now, func(n remoteNode, _ bool) {
-			if n.node == "a1" {
+		p.Judge(now, func(n Node, _ bool) {
+			if n.Name == "a1" {
 				changes++
 			}
 		})
@@ -185,11 +185,11 @@ func TestWorstFlapping(t *testing.T) {
 func TestSteadyPathComesBackAtOnceAgain(t *testing.T) {
 	p := table(1)
 	outage := func(at float64) (back float64) {
-		p.report("l0", down("l0", "a1"), after(at))
-		p.at(after(at))
-		p.report("l0", nil, after(at+5))
-		for ; p.at(after(at+5+back)) != "[]"; back += 0.5 {
-			if due := p.first(); !due.After(after(at + 5 + back)) {
+		p.Report("l0", down("l0", "a1"), after(at))
+		judged(p, after(at))
+		p.Report("l0", nil, after(at+5))
+		for ; judged(p, after(at+5+back)) != "[]"; back += 0.5 {
+			if due := p.Due(); !due.After(after(at + 5 + back)) {
 				t.Fatal("due in the past")
 			}
 		}
@@ -200,8 +200,8 @@ func TestSteadyPathComesBackAtOnceAgain(t *testing.T) {
 			t.Errorf("outage %d comes back after %v s, want %v", i, got, c.want)
 		}
 	}
-	p.at(after(900))
-	if len(p.verdicts) != 0 || len(p.due) != 0 || !p.first().IsZero() {
+	judged(p, after(900))
+	if len(p.verdicts) != 0 || len(p.due) != 0 || !p.Due().IsZero() {
 		t.Error("something is remembered for ever")
 	}
 }
@@ -211,8 +211,8 @@ func TestSteadyPathComesBackAtOnceAgain(t *testing.T) {
 func TestPathTable(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		p, now := newPathTable(), epoch
-		ready, seen := map[string]bool{}, map[string]*pathReport{}
+		p, now := New[string](), epoch
+		ready, seen := map[string]bool{}, map[string]*received{}
 		local := func() string { return fmt.Sprintf("l%d", r.IntN(5)) }
 		remote := func() []string {
 			var some []string
@@ -224,32 +224,32 @@ func TestPathTable(t *testing.T) {
 			return some
 		}
 		for i := range 4 {
-			p.place(remoteNode{"aws", fmt.Sprintf("a%d", i)}, ID{}, 1)
+			p.Place(Node{"aws", fmt.Sprintf("a%d", i)}, "x/y", 1)
 		}
 		for range 60 {
 			now = now.Add(time.Duration(r.IntN(20)) * time.Second)
 			switch node := local(); r.IntN(5) {
 			case 0:
 				ready[node] = !ready[node]
-				p.node(node, ready[node])
+				p.SetNode(node, ready[node])
 			case 1:
 				delete(seen, node)
-				p.report(node, nil, now)
+				p.Report(node, nil, now)
 			case 2:
 				if s := seen[node]; s != nil {
 					s.seen = now
 					again := *s.Report
-					p.report(node, &again, now)
+					p.Report(node, &again, now)
 				}
 			default:
 				report := down(node, remote()...)
 				if r.IntN(2) == 0 {
 					report = allBut(node, remote()...)
 				}
-				seen[node] = &pathReport{report, now}
-				p.report(node, report, now)
+				seen[node] = &received{report, now}
+				p.Report(node, report, now)
 			}
-			p.judge(now, func(remoteNode, bool) {})
+			p.Judge(now, func(Node, bool) {})
 			total := 0
 			for _, is := range ready {
 				if is {
@@ -257,19 +257,19 @@ func TestPathTable(t *testing.T) {
 				}
 			}
 			for i := range 4 {
-				n, count := remoteNode{"aws", fmt.Sprintf("a%d", i)}, 0
+				n, count := Node{"aws", fmt.Sprintf("a%d", i)}, 0
 				for node, s := range seen {
 					d := s.Remotes["aws"]
-					if ready[node] && now.Before(s.seen.Add(pathreport.Expiry)) && d.Has(n.node) {
+					if ready[node] && now.Before(s.seen.Add(pathreport.Expiry)) && d.Has(n.Name) {
 						count++
 					}
 				}
-				if got := p.down(n); got != count {
-					t.Fatalf("seed %d: %d report %s down, want %d", seed, got, n.node, count)
+				if got := p.Down(n); got != count {
+					t.Fatalf("seed %d: %d report %s down, want %d", seed, got, n.Name, count)
 				}
 				// One that most report is withdrawn; one that they don't may be held.
-				if most := 2*count > total; most && !p.withdrawn(n) || !most && p.withdrawn(n) && p.due[n].IsZero() {
-					t.Fatalf("seed %d: %s is withdrawn: %v, reported by %d of %d", seed, n.node, p.withdrawn(n), count, total)
+				if most := 2*count > total; most && !p.Withdrawn(n) || !most && p.Withdrawn(n) && p.due[n].IsZero() {
+					t.Fatalf("seed %d: %s is withdrawn: %v, reported by %d of %d", seed, n.Name, p.Withdrawn(n), count, total)
 				}
 			}
 		}

@@ -1,16 +1,20 @@
-package mirror
+// Package withdrawal decides which endpoints of remote nodes are withdrawn, by what local
+// nodes report of the paths to them.
+package withdrawal
 
 import (
+	"iter"
+	"maps"
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 )
 
-// remoteNode is a node of a remote.
-type remoteNode struct{ cluster, node string }
+// Node is a node of a remote cluster.
+type Node struct{ Cluster, Name string }
 
-// pathTable has the path reports of local nodes, and decides which remote nodes have their
-// endpoints withdrawn:
+// Table has the path reports of local nodes, and decides which remote nodes have their
+// endpoints withdrawn. K identifies what has endpoints.
 //
 //	| a remote node is reported down by          | its endpoints   |
 //	| ------------------------------------------ | --------------- |
@@ -19,51 +23,52 @@ type remoteNode struct{ cluster, node string }
 //	| none, or by expired reports                | stay            |
 //
 // The work for a changed report is proportional to the change.
-type pathTable struct {
+type Table[K comparable] struct {
 	ready   map[string]bool // ready local nodes
-	reports map[string]*pathReport
+	reports map[string]*received
 	counted map[string]*pathreport.Report // valid reports of ready nodes, by node
-	remotes map[string]*pathCount
+	remotes map[string]*counts
 	// next is at or before the time when the first report expires.
 	next time.Time
 	// readFailed is when reading reports last failed: renewals may have been missed.
 	readFailed time.Time
 
-	verdicts map[remoteNode]*verdict
-	due      map[remoteNode]time.Time // when to update a verdict without a change
-	dueNext  time.Time                // at or before the first of due; zero: none
+	verdicts map[Node]*verdict
+	due      map[Node]time.Time // when to update a verdict without a change
+	dueNext  time.Time          // at or before the first of due; zero: none
 	// origins are those with endpoints on a node, and their number of slices.
-	origins map[remoteNode]map[ID]int
+	origins map[Node]map[K]int
 	nodes   map[string]map[string]struct{} // those of origins, by cluster
 
-	touched map[remoteNode]struct{}
+	touched map[Node]struct{}
 	all     map[string]struct{} // remotes whose nodes are all to be updated
 }
 
-// pathReport is a report as last observed.
-type pathReport struct {
+// received is a report as last observed.
+type received struct {
 	*pathreport.Report
 	seen time.Time // of its last change, by the local clock
 }
 
-// pathCount counts the reports about one remote: all counts those of kind AllBut, nodes the
+// counts counts the reports about one remote: all counts those of kind AllBut, nodes the
 // difference from that per node.
-type pathCount struct {
+type counts struct {
 	all   int
 	nodes map[string]int
 }
 
-func newPathTable() *pathTable {
-	return &pathTable{
-		ready: map[string]bool{}, reports: map[string]*pathReport{}, counted: map[string]*pathreport.Report{},
-		remotes: map[string]*pathCount{}, verdicts: map[remoteNode]*verdict{}, due: map[remoteNode]time.Time{},
-		origins: map[remoteNode]map[ID]int{}, nodes: map[string]map[string]struct{}{},
-		touched: map[remoteNode]struct{}{}, all: map[string]struct{}{},
+// New returns an empty table.
+func New[K comparable]() *Table[K] {
+	return &Table[K]{
+		ready: map[string]bool{}, reports: map[string]*received{}, counted: map[string]*pathreport.Report{},
+		remotes: map[string]*counts{}, verdicts: map[Node]*verdict{}, due: map[Node]time.Time{},
+		origins: map[Node]map[K]int{}, nodes: map[string]map[string]struct{}{},
+		touched: map[Node]struct{}{}, all: map[string]struct{}{},
 	}
 }
 
-// node updates whether a local node is ready.
-func (p *pathTable) node(name string, ready bool) {
+// SetNode updates whether a local node is ready.
+func (p *Table[K]) SetNode(name string, ready bool) {
 	if p.ready[name] == ready {
 		return
 	}
@@ -78,8 +83,8 @@ func (p *pathTable) node(name string, ready bool) {
 	}
 }
 
-// report updates the report of a local node; nil: it was deleted.
-func (p *pathTable) report(node string, r *pathreport.Report, now time.Time) {
+// Report updates the report of a local node; nil: it was deleted.
+func (p *Table[K]) Report(node string, r *pathreport.Report, now time.Time) {
 	if r == nil {
 		delete(p.reports, node)
 		p.recount(node)
@@ -88,13 +93,13 @@ func (p *pathTable) report(node string, r *pathreport.Report, now time.Time) {
 	if before := p.reports[node]; before != nil && before.Equal(r) {
 		r = before.Report // renewed
 	}
-	p.reports[node] = &pathReport{r, now}
+	p.reports[node] = &received{r, now}
 	p.next = earliest(p.next, now.Add(pathreport.Expiry))
 	p.recount(node)
 }
 
 // expire removes expired reports.
-func (p *pathTable) expire(now time.Time) {
+func (p *Table[K]) expire(now time.Time) {
 	if p.next.IsZero() || now.Before(p.next) {
 		return
 	}
@@ -116,7 +121,7 @@ func (p *pathTable) expire(now time.Time) {
 }
 
 // recount replaces the counted report of a local node by the current one.
-func (p *pathTable) recount(node string) {
+func (p *Table[K]) recount(node string) {
 	var now *pathreport.Report
 	if r := p.reports[node]; r != nil && p.ready[node] {
 		now = r.Report
@@ -136,11 +141,11 @@ func (p *pathTable) recount(node string) {
 	}
 }
 
-func (p *pathTable) count(r *pathreport.Report, n int) {
+func (p *Table[K]) count(r *pathreport.Report, n int) {
 	for remote, down := range r.Remotes {
 		c := p.remotes[remote]
 		if c == nil {
-			c = &pathCount{nodes: map[string]int{}}
+			c = &counts{nodes: map[string]int{}}
 			p.remotes[remote] = c
 		}
 		of := n
@@ -153,7 +158,7 @@ func (p *pathTable) count(r *pathreport.Report, n int) {
 			if c.nodes[node] += of; c.nodes[node] == 0 {
 				delete(c.nodes, node)
 			}
-			p.touched[remoteNode{remote, node}] = struct{}{}
+			p.touched[Node{remote, node}] = struct{}{}
 		}
 		if c.all == 0 && len(c.nodes) == 0 {
 			delete(p.remotes, remote)
@@ -161,24 +166,24 @@ func (p *pathTable) count(r *pathreport.Report, n int) {
 	}
 }
 
-// down returns the number of ready local nodes that report a remote node as down.
-func (p *pathTable) down(n remoteNode) int {
-	if c := p.remotes[n.cluster]; c != nil {
-		return c.all + c.nodes[n.node]
+// Down returns the number of ready local nodes that report a remote node as down.
+func (p *Table[K]) Down(n Node) int {
+	if c := p.remotes[n.Cluster]; c != nil {
+		return c.all + c.nodes[n.Name]
 	}
 	return 0
 }
 
-// place adds change to the number of an origin's slices with an endpoint on a node.
-func (p *pathTable) place(n remoteNode, id ID, change int) {
+// Place adds change to the number of an origin's slices with an endpoint on a node.
+func (p *Table[K]) Place(n Node, id K, change int) {
 	at := p.origins[n]
 	if at == nil {
-		at = map[ID]int{}
+		at = map[K]int{}
 		p.origins[n] = at
-		if p.nodes[n.cluster] == nil {
-			p.nodes[n.cluster] = map[string]struct{}{}
+		if p.nodes[n.Cluster] == nil {
+			p.nodes[n.Cluster] = map[string]struct{}{}
 		}
-		p.nodes[n.cluster][n.node] = struct{}{}
+		p.nodes[n.Cluster][n.Name] = struct{}{}
 		if len(p.remotes) > 0 {
 			p.touched[n] = struct{}{} // it has no verdict yet
 		}
@@ -188,42 +193,42 @@ func (p *pathTable) place(n remoteNode, id ID, change int) {
 	}
 	if len(at) == 0 {
 		delete(p.origins, n)
-		if delete(p.nodes[n.cluster], n.node); len(p.nodes[n.cluster]) == 0 {
-			delete(p.nodes, n.cluster)
+		if delete(p.nodes[n.Cluster], n.Name); len(p.nodes[n.Cluster]) == 0 {
+			delete(p.nodes, n.Cluster)
 		}
 	}
 }
 
-// judge updates verdicts, and calls changed for the nodes whose verdict has changed.
-func (p *pathTable) judge(now time.Time, changed func(n remoteNode, withdrawn bool)) {
+// Judge updates verdicts, and calls changed for the nodes whose verdict has changed.
+func (p *Table[K]) Judge(now time.Time, changed func(n Node, withdrawn bool)) {
 	p.expire(now)
 	p.revisit(now)
 	for remote := range p.all {
 		for node := range p.nodes[remote] {
-			p.touched[remoteNode{remote, node}] = struct{}{}
+			p.touched[Node{remote, node}] = struct{}{}
 		}
 		if c := p.remotes[remote]; c != nil {
 			for node := range c.nodes {
-				p.touched[remoteNode{remote, node}] = struct{}{}
+				p.touched[Node{remote, node}] = struct{}{}
 			}
 		}
 		for n := range p.verdicts {
-			if n.cluster == remote {
+			if n.Cluster == remote {
 				p.touched[n] = struct{}{}
 			}
 		}
 	}
 	for n := range p.touched {
 		if p.update(now, n) {
-			changed(n, p.withdrawn(n))
+			changed(n, p.Withdrawn(n))
 		}
 	}
 	clear(p.all)
-	p.touched = map[remoteNode]struct{}{} // clearing a map takes time in proportion to its largest size
+	p.touched = map[Node]struct{}{} // clearing a map takes time in proportion to its largest size
 }
 
 // revisit adds the nodes whose verdicts are due to touched.
-func (p *pathTable) revisit(now time.Time) {
+func (p *Table[K]) revisit(now time.Time) {
 	if p.dueNext.IsZero() || now.Before(p.dueNext) {
 		return
 	}
@@ -246,8 +251,8 @@ func earliest(a, b time.Time) time.Time {
 }
 
 // update updates one verdict, and reports whether it has changed.
-func (p *pathTable) update(now time.Time, n remoteNode) (changed bool) {
-	down := 2*p.down(n) > len(p.ready) && p.down(n) > 0
+func (p *Table[K]) update(now time.Time, n Node) (changed bool) {
+	down := 2*p.Down(n) > len(p.ready) && p.Down(n) > 0
 	v := p.verdicts[n]
 	if v == nil && !down {
 		return false
@@ -268,11 +273,40 @@ func (p *pathTable) update(now time.Time, n remoteNode) (changed bool) {
 	return v.withdrawn != before
 }
 
-// withdrawn reports whether the endpoints on a remote node are withdrawn.
-func (p *pathTable) withdrawn(n remoteNode) bool {
+// Withdrawn reports whether the endpoints on a remote node are withdrawn.
+func (p *Table[K]) Withdrawn(n Node) bool {
 	v := p.verdicts[n]
 	return v != nil && v.withdrawn
 }
 
-// first returns when judge is due without an event; zero: never.
-func (p *pathTable) first() time.Time { return earliest(p.next, p.dueNext) }
+// Due returns when judge is due without an event; zero: never.
+func (p *Table[K]) Due() time.Time { return earliest(p.next, p.dueNext) }
+
+// Withdrawal is a node whose endpoints are withdrawn.
+type Withdrawal struct {
+	Node
+	Since      time.Time
+	ReportedBy int // ready local nodes
+	Origins    int // with endpoints on it
+}
+
+// Withdrawals returns the nodes whose endpoints are withdrawn, in any order.
+func (p *Table[K]) Withdrawals() []Withdrawal {
+	var all []Withdrawal
+	for n, v := range p.verdicts {
+		if v.withdrawn {
+			all = append(all, Withdrawal{n, v.since, p.Down(n), len(p.origins[n])})
+		}
+	}
+	return all
+}
+
+// Origins returns what has endpoints on a node.
+func (p *Table[K]) Origins(n Node) iter.Seq[K] { return maps.Keys(p.origins[n]) }
+
+// ReadFailed records that reading reports failed: renewals may have been missed.
+func (p *Table[K]) ReadFailed(now time.Time) { p.readFailed = now }
+
+// Ready returns the number of ready local nodes, and Reports that of their reports.
+func (p *Table[K]) Ready() int   { return len(p.ready) }
+func (p *Table[K]) Reports() int { return len(p.counted) }
