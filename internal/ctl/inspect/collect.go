@@ -179,6 +179,7 @@ func (t *collector) nodes(ctx context.Context) ([]Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	nodes = slices.DeleteFunc(nodes, func(n Node) bool { return n.Agentless() != "" })
 	// Optional: errors are ignored.
 	renewed := map[string]time.Time{}
 	_ = cli.List(ctx, t.client.CoordinationV1().Leases(corev1.NamespaceNodeLease), metav1.ListOptions{}, func(l *coordinationv1.Lease) error {

@@ -22,6 +22,7 @@ type Node struct {
 	Ready            string       // the condition's status: True, False or Unknown
 	Addresses        []netip.Addr // its InternalIPs
 	External         bool         // it has an ExternalIP
+	Virtual          bool         // it has no host
 	Pods             []netip.Prefix
 	// Annotations are those that agents publish and read.
 	Annotations map[string]string
@@ -30,6 +31,18 @@ type Node struct {
 	Locations map[string]string
 	// Renewed is when the kubelet last renewed its lease, by its own clock; zero: unknown.
 	Renewed time.Time
+}
+
+// Agentless returns why the DaemonSet of deploy/wireguard selects no pod for a node, or
+// nothing.
+func (n *Node) Agentless() string {
+	switch {
+	case n.OS != "" && n.OS != "linux":
+		return "runs " + n.OS
+	case n.Virtual:
+		return "has no host"
+	}
+	return ""
 }
 
 // Location is the source of a node's endpoint for a cluster: its annotations, or the
@@ -60,6 +73,7 @@ func readNodes(ctx context.Context, client kubernetes.Interface) ([]Node, error)
 		n := Node{
 			Name: o.Name, Kernel: o.Status.NodeInfo.KernelVersion, OS: o.Status.NodeInfo.OperatingSystem,
 			Annotations: map[string]string{}, Locations: map[string]string{},
+			Virtual: o.Labels["type"] == "virtual-kubelet" || o.Labels["eks.amazonaws.com/compute-type"] == "fargate",
 		}
 		for _, condition := range o.Status.Conditions {
 			if condition.Type == corev1.NodeReady {

@@ -41,10 +41,11 @@ type Cluster struct {
 	Clock Fact[time.Duration]
 	// Kubernetes is the API server's version.
 	Kubernetes Fact[string]
-	Nodes      Fact[[]Node]
-	Pods       Fact[[]Pod] // in our namespace
-	Workloads  Fact[[]Workload]
-	Warnings   Fact[[]Event]
+	// Nodes are those that agents run on.
+	Nodes     Fact[[]Node]
+	Pods      Fact[[]Pod] // in our namespace
+	Workloads Fact[[]Workload]
+	Warnings  Fact[[]Event]
 	// DNS is the cluster's CoreDNS; nil: it has none.
 	DNS Fact[*coredns.Setup]
 	// Pools are Calico's IP pools; nil if Calico's API isn't served.

@@ -43,6 +43,33 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
+// TestNodesWithoutAgents leaves out nodes on which the DaemonSet puts no pod, so that nothing is
+// expected of them.
+func TestNodesWithoutAgents(t *testing.T) {
+	node := func(name, system string, labels map[string]string) *corev1.Node {
+		return &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}, Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{OperatingSystem: system}},
+		}
+	}
+	c := collector{client: fake.NewClientset(
+		node("linux", "linux", nil), node("new", "", nil), node("windows", "windows", nil),
+		node("virtual", "linux", map[string]string{"type": "virtual-kubelet"}),
+		node("fargate", "linux", map[string]string{"eks.amazonaws.com/compute-type": "fargate"}),
+		node("ec2", "linux", map[string]string{"eks.amazonaws.com/compute-type": "ec2"}),
+	)}
+	nodes, err := c.nodes(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, n := range nodes {
+		names = append(names, n.Name)
+	}
+	if got := strings.Join(names, " "); got != "ec2 linux new" {
+		t.Errorf("nodes with agents: %s", got)
+	}
+}
+
 // TestKubectl checks that an object's name is one word of a command that people paste into a
 // shell.
 func TestKubectl(t *testing.T) {

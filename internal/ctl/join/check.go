@@ -66,8 +66,8 @@ func check(f *inspect.Facts, w *Wishes, remotes []string) []fault {
 	}
 	for _, n := range f.Nodes {
 		switch {
-		case n.OS != "" && n.OS != "linux":
-			warn("node "+n.Name+" runs "+n.OS+", and gets no agent", "")
+		case n.Agentless() != "":
+			warn("node "+n.Name+" "+n.Agentless()+", and gets no agent", "")
 		case n.Ready != "True":
 			warn("node "+n.Name+" isn't ready", "it joins when it becomes ready")
 		default:

@@ -54,6 +54,7 @@ func Pod(image, node string, request reach.Request) *corev1.Pod {
 			AutomountServiceAccountToken: &no, EnableServiceLinks: &no,
 			// Should this process be killed, the pod ends by itself.
 			ActiveDeadlineSeconds: &seconds, TerminationGracePeriodSeconds: new(int64),
+			NodeSelector: map[string]string{corev1.LabelOSStable: "linux"},
 			Containers: []corev1.Container{{
 				Name: "reach", Image: image, Command: []string{"/bin/semaphore-wireguard", "reach", string(argument)},
 				SecurityContext: &corev1.SecurityContext{
@@ -115,7 +116,7 @@ type Answers map[string]reach.Result
 func Pick(f *inspect.Facts, most int) []string {
 	var picked []string
 	for _, n := range f.Nodes {
-		if n.Ready == "True" && (n.OS == "" || n.OS == "linux") && len(picked) < most {
+		if n.Ready == "True" && n.Agentless() == "" && len(picked) < most {
 			picked = append(picked, n.Name)
 		}
 	}
