@@ -68,7 +68,9 @@ type Installed struct {
 	// Settings are the programs' settings, validated.
 	Settings Settings
 	Image    string
-	Tools    []string
+	// PullSecret is the Secret with the registry's credentials, if the pods have one.
+	PullSecret string
+	Tools      []string
 	// Foreign are our programs that weren't installed by semaphorectl.
 	Foreign []string
 }
@@ -236,6 +238,9 @@ func (f *Facts) readInstalled(ctx context.Context, c *cli.Cluster) error {
 			}
 		}
 		f.Installed.Image = t.Spec.Containers[0].Image
+		if secrets := t.Spec.ImagePullSecrets; len(secrets) > 0 {
+			f.Installed.PullSecret = secrets[0].Name
+		}
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
@@ -23,8 +24,8 @@ import (
 // flags are the flags of join, unparsed.
 type flags struct {
 	Options
-	servers, pods, machines map[string]string
-	output, directory       string
+	servers, pods, machines       map[string]string
+	output, directory, pullSecret string
 }
 
 // Command is "semaphorectl join".
@@ -64,6 +65,9 @@ semaphorectl tokens.`,
 				return cli.Usage(err)
 			}
 			f.MultiClusterGiven = cmd.Flags().Changed("mcs")
+			if cmd.Flags().Changed("image-pull-secret") {
+				f.PullSecret = &f.pullSecret
+			}
 			clusters, err := s.Clusters(names)
 			if err != nil {
 				return err
@@ -82,6 +86,7 @@ semaphorectl tokens.`,
 	fs := cmd.Flags()
 	fs.StringSliceVar(&f.Tools, "tools", nil, "tools to install: wireguard, mirror, policy")
 	fs.StringVar(&f.Image, "image", DefaultImage(), "image of the programs, with a tag or a digest")
+	fs.StringVar(&f.pullSecret, "image-pull-secret", "", "name of the Secret in sys-semaphore with the registry's credentials; without this flag a later join keeps what was given before")
 	fs.StringToStringVar(&f.servers, "api-server", nil, "URL at which other clusters' nodes reach an API server, as in aws=https://api.aws.example:6443")
 	fs.StringToStringVar(&f.pods, "pod-subnets", nil, `pod subnets of a cluster, as in "aws=10.2.0.0/16 fd00:10:2::/48"`)
 	fs.StringToStringVar(&f.machines, "node-subnets", nil, `subnets of a cluster's nodes, as in "aws=10.66.1.0/24 fd00:66::1:0/112"`)
@@ -98,8 +103,14 @@ semaphorectl tokens.`,
 	return cmd
 }
 
+// released is the image of this release by its digest, which the linker sets.
+var released string
+
 // DefaultImage is the image of this build.
 func DefaultImage() string {
+	if released != "" {
+		return released
+	}
 	version, _, _ := strings.Cut(process.Version(), "-dirty")
 	return "kube-semaphore:" + version
 }
@@ -109,6 +120,11 @@ func (f *flags) parse(names []string) error {
 	for _, tool := range f.Tools {
 		if !slices.Contains(manifests.Tools(), tool) {
 			errs = append(errs, fmt.Errorf("--tools %s: expected wireguard, mirror or policy", tool))
+		}
+	}
+	if f.pullSecret != "" {
+		if faults := validation.IsDNS1123Subdomain(f.pullSecret); len(faults) > 0 {
+			errs = append(errs, fmt.Errorf("--image-pull-secret %q: expected the name of a Secret", f.pullSecret))
 		}
 	}
 	if f.output != "" && f.output != "yaml" {

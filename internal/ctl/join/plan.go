@@ -27,6 +27,9 @@ const firstPort = 51840
 type Wishes struct {
 	Tools []string
 	Image string
+	// PullSecret is the name of the Secret with the registry's credentials; nil: the installed
+	// one.
+	PullSecret *string
 	// MultiCluster is whether the mirror implements the Multi-Cluster Services API, unless the
 	// settings say that it doesn't.
 	MultiCluster bool
@@ -220,7 +223,10 @@ func desired(f *inspect.Facts, w *Wishes, settings inspect.Settings) *manifests.
 	}
 	c := &manifests.Cluster{
 		Name: cluster.Name(f.Name), Tools: tools, Remotes: settings.Remotes(), Settings: settings,
-		Image: w.Image, Pools: pools(f, settings), Foreign: f.Installed.Namespace && !f.Installed.Ours,
+		Image: w.Image, PullSecret: f.Installed.PullSecret, Pools: pools(f, settings), Foreign: f.Installed.Namespace && !f.Installed.Ours,
+	}
+	if w.PullSecret != nil {
+		c.PullSecret = *w.PullSecret
 	}
 	if w.implements(f, tools, settings) {
 		c.MultiCluster = multiCluster(f)

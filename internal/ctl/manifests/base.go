@@ -8,10 +8,11 @@ import (
 	"io"
 	"path"
 
-	appsv1 "k8s.io/api/apps/v1"
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/kube-semaphore/deploy"
@@ -45,8 +46,8 @@ func read(folder string) (kustomization, error) {
 	return k, nil
 }
 
-// base returns the objects of a folder of deploy/, made from its files.
-func base(folder string) ([]*unstructured.Unstructured, error) {
+// Base returns the objects of a folder of deploy/, made from its files.
+func Base(folder string) ([]*unstructured.Unstructured, error) {
 	k, err := read(folder)
 	if err != nil {
 		return nil, err
@@ -57,7 +58,7 @@ func base(folder string) ([]*unstructured.Unstructured, error) {
 		if err != nil {
 			return nil, err
 		}
-		found, err := decode(content)
+		found, err := Decode(content)
 		if err != nil {
 			return nil, fmt.Errorf("deploy/%s/%s: %w", folder, file, err)
 		}
@@ -66,8 +67,8 @@ func base(folder string) ([]*unstructured.Unstructured, error) {
 	return objects, nil
 }
 
-// decode returns the objects of a file.
-func decode(content []byte) ([]*unstructured.Unstructured, error) {
+// Decode returns the objects of a file.
+func Decode(content []byte) ([]*unstructured.Unstructured, error) {
 	var objects []*unstructured.Unstructured
 	for documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(content))); ; {
 		document, err := documents.Read()
@@ -91,15 +92,15 @@ func decode(content []byte) ([]*unstructured.Unstructured, error) {
 	}
 }
 
-// suffix renames objects and all references to them. It replaces every string that equals
+// Suffix renames objects and all references to them. It replaces every string that equals
 // one of the names: in deploy/remote no other string does.
-func suffix(objects []*unstructured.Unstructured, suffix string) {
+func Suffix(objects []*unstructured.Unstructured, suffix string) {
 	names := map[any]bool{}
 	for _, o := range objects {
 		names[o.GetName()] = true
 	}
 	for _, o := range objects {
-		walk(o.Object, func(_ string, value any) any {
+		Walk(o.Object, func(_ string, value any) any {
 			if text, is := value.(string); is && names[text] {
 				return text + suffix
 			}
@@ -108,14 +109,14 @@ func suffix(objects []*unstructured.Unstructured, suffix string) {
 	}
 }
 
-// walk replaces each value in an object, recursively, by what change returns for it and its
+// Walk replaces each value in an object, recursively, by what change returns for it and its
 // key.
-func walk(in any, change func(key string, value any) any) {
+func Walk(in any, change func(key string, value any) any) {
 	switch in := in.(type) {
 	case map[string]any:
 		for key, value := range in {
 			in[key] = change(key, value)
-			walk(in[key], change)
+			Walk(in[key], change)
 			if list, is := in[key].([]any); is {
 				for i, item := range list {
 					if _, text := item.(string); text {
@@ -126,37 +127,60 @@ func walk(in any, change func(key string, value any) any) {
 		}
 	case []any:
 		for _, item := range in {
-			walk(item, change)
+			Walk(item, change)
 		}
 	}
 }
 
-// patch applies the patches of a component of deploy/, which patch DaemonSets.
-func patch(objects []*unstructured.Unstructured, component string) error {
+// Add returns objects with those of a component of deploy/, after its patches.
+func Add(objects []*unstructured.Unstructured, component string) ([]*unstructured.Unstructured, error) {
 	k, err := read(component)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	added, err := Base(component)
+	if err != nil {
+		return nil, err
 	}
 	for _, p := range k.Patches {
 		change, err := yaml.YAMLToJSON([]byte(p.Patch))
 		if err != nil {
-			return fmt.Errorf("deploy/%s: %w", component, err)
+			return nil, fmt.Errorf("deploy/%s: %w", component, err)
 		}
 		for _, o := range objects {
 			if o.GetKind() != p.Target.Kind || o.GetName() != p.Target.Name {
 				continue
 			}
-			text, err := o.MarshalJSON()
-			if err == nil {
-				text, err = strategicpatch.StrategicMergePatch(text, change, appsv1.DaemonSet{})
-			}
-			if err == nil {
-				err = o.UnmarshalJSON(text)
-			}
-			if err != nil {
-				return fmt.Errorf("deploy/%s: %w", component, err)
+			if err := patch(o, change); err != nil {
+				return nil, fmt.Errorf("deploy/%s: %w", component, err)
 			}
 		}
 	}
-	return nil
+	return append(objects, added...), nil
+}
+
+// patch applies a strategic merge patch, or a list of JSON patches.
+func patch(o *unstructured.Unstructured, change []byte) error {
+	text, err := o.MarshalJSON()
+	if err != nil {
+		return err
+	}
+	if change[0] == '[' {
+		steps, err := jsonpatch.DecodePatch(change)
+		if err != nil {
+			return err
+		}
+		if text, err = steps.Apply(text); err != nil {
+			return err
+		}
+		return o.UnmarshalJSON(text)
+	}
+	kind, err := scheme.Scheme.New(o.GroupVersionKind())
+	if err != nil {
+		return err
+	}
+	if text, err = strategicpatch.StrategicMergePatch(text, change, kind); err != nil {
+		return err
+	}
+	return o.UnmarshalJSON(text)
 }

@@ -62,6 +62,8 @@ type Cluster struct {
 	Settings map[string]string
 	// Image is the name of the image, with a tag or a digest.
 	Image string
+	// PullSecret is the name of the Secret with the registry's credentials, or empty.
+	PullSecret string
 	// Pools are Calico's IP pools for the remotes' pod subnets.
 	Pools []*unstructured.Unstructured
 	// MultiCluster is set if the mirror implements the Multi-Cluster Services API.
@@ -96,18 +98,18 @@ func (c *Cluster) render() ([]*unstructured.Unstructured, error) {
 	}
 	var objects []*unstructured.Unstructured
 	for _, folder := range append(folders, "tokens") {
-		found, err := base(folder)
+		found, err := Base(folder)
 		if err != nil {
 			return nil, err
 		}
 		objects = append(objects, found...)
 	}
 	for _, remote := range c.Remotes {
-		granted, err := base("remote")
+		granted, err := Base("remote")
 		if err != nil {
 			return nil, err
 		}
-		suffix(granted, "-"+string(remote))
+		Suffix(granted, "-"+string(remote))
 		objects = append(objects, granted...)
 	}
 	multicluster, err := c.MultiCluster.render()
@@ -124,19 +126,21 @@ func (c *Cluster) render() ([]*unstructured.Unstructured, error) {
 		return c.Foreign && o.GetKind() == "Namespace" || o.GetKind() == "DaemonSet" && !slices.Contains(c.Tools, WireGuard)
 	})
 	if c.Cleanup {
-		if err := patch(objects, "wireguard/cleanup"); err != nil {
+		if objects, err = Add(objects, "wireguard/cleanup"); err != nil {
 			return nil, err
 		}
 	}
 	image := withTag(c.Image)
 	for i, o := range objects {
 		o = o.DeepCopy() // Pools and CRDs belong to the caller.
-		walk(o.Object, func(key string, value any) any {
+		Walk(o.Object, func(key string, value any) any {
 			switch of, isMap := value.(map[string]any); {
 			case key == "image" && value == imageName:
 				return image
 			case isMap && (key == "configMapRef" || key == "configMapKeyRef") && of["name"] == settingsName:
 				of["name"] = settings.GetName()
+			case isMap && key == "spec" && of["containers"] != nil && c.PullSecret != "":
+				of["imagePullSecrets"] = []any{map[string]any{"name": c.PullSecret}}
 			}
 			return value
 		})

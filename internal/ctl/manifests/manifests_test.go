@@ -68,6 +68,31 @@ func TestFewerTools(t *testing.T) {
 	}
 }
 
+// TestPullSecret checks that all pods, and nothing else, have the registry's credentials.
+func TestPullSecret(t *testing.T) {
+	c := example()
+	c.PullSecret = "registry"
+	objects, err := c.Render()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, o := range objects {
+		text, _ := o.MarshalJSON()
+		_, isAccount := o.Object["imagePullSecrets"]
+		pods := strings.Contains(string(text), `"containers"`)
+		if has := strings.Contains(string(text), `"imagePullSecrets":[{"name":"registry"}]`); has != pods || isAccount {
+			t.Errorf("%s %s: it has pods: %v, and the Secret: %v", o.GetKind(), o.GetName(), pods, has)
+		}
+		if pods {
+			found++
+		}
+	}
+	if found != 4 {
+		t.Errorf("%d objects have pods", found)
+	}
+}
+
 func TestImage(t *testing.T) {
 	for name, want := range map[string]string{
 		"a/b:v1": "a/b:v1", "a:5000/b": "a:5000/b:latest", "a:5000/b:v1": "a:5000/b:v1", "b": "b:latest", "a:5000/b@sha256:012": "a:5000/b@sha256:012",
@@ -101,7 +126,7 @@ func TestFilesAreTheObjects(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := decode(files["semaphore.yaml"])
+	got, err := Decode(files["semaphore.yaml"])
 	if err != nil || len(got) != len(want) {
 		t.Fatalf("%d objects of %d, error %v", len(got), len(want), err)
 	}

@@ -25,11 +25,11 @@ const ImportRole = "semaphore-service-mirror-imports"
 // CRDs returns the CRDs of the Multi-Cluster Services API: that of exports, and that of
 // imports.
 func CRDs() ([]*unstructured.Unstructured, error) {
-	exports, err := decode(crd.ServiceExportCRD)
+	exports, err := Decode(crd.ServiceExportCRD)
 	if err != nil {
 		return nil, fmt.Errorf("the CRD of exports: %w", err)
 	}
-	imports, err := decode(crd.ServiceImportCRD)
+	imports, err := Decode(crd.ServiceImportCRD)
 	if err != nil {
 		return nil, fmt.Errorf("the CRD of imports: %w", err)
 	}
@@ -41,7 +41,7 @@ func (m *MultiCluster) render() ([]*unstructured.Unstructured, error) {
 	if m == nil {
 		return nil, nil
 	}
-	component, err := base("service-mirror/mcs")
+	component, err := Base("service-mirror/mcs")
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +53,7 @@ func (m *MultiCluster) render() ([]*unstructured.Unstructured, error) {
 	if err != nil {
 		return nil, err
 	}
-	rights, err := decode(content)
+	rights, err := Decode(content)
 	if err != nil {
 		return nil, fmt.Errorf("deploy/coredns: %w", err)
 	}
