@@ -110,7 +110,7 @@ func TestInventoryOfThisRepository(t *testing.T) {
 	for _, p := range found.programs {
 		wireguard[strings.TrimPrefix(p.path, found.module+"/cmd/")] = slices.Contains(p.modules, "golang.zx2c4.com/wireguard")
 	}
-	want := map[string]bool{"semaphore-engine": true, "semaphore-wireguard": false, "semaphore-service-mirror": false, "semaphore-policy": false, "semaphore-tokens": false, "semaphorectl": false}
+	want := map[string]bool{"semaphore-engine": true, "semaphore-wireguard": false, "semaphore-service-mirror": false, "semaphore-policy": false, "semaphore-relay": false, "semaphore-tokens": false, "semaphorectl": false}
 	if diff := cmp.Diff(want, wireguard); diff != "" {
 		t.Errorf("programs that link wireguard-go (-want +got):\n%s", diff)
 	}

@@ -243,6 +243,13 @@ type Policy struct {
 	Removal
 }
 
+// Relay configures semaphore-relay.
+type Relay struct {
+	Base
+	LeaderElection bool   `envconfig:"LEADER_ELECTION" default:"true" desc:"whether replicas elect a leader; only the leader writes"`
+	Namespace      string `envconfig:"NAMESPACE" is:"label" desc:"namespace of the objects that agents read, and of Leases (default: the pod's)"`
+}
+
 // Tokens configures semaphore-tokens.
 type Tokens struct {
 	Base

@@ -51,6 +51,7 @@ var programs = []struct {
 	{"semaphore-wireguard", func() []any { return []any{new(Wireguard), new(agentSources), new(sources)} }},
 	{"semaphore-service-mirror", func() []any { return []any{new(Mirror), new(sources)} }},
 	{"semaphore-policy", func() []any { return []any{new(Policy), new(sources)} }},
+	{"semaphore-relay", func() []any { return []any{new(Relay), new(sources)} }},
 	{"semaphore-tokens", func() []any { return []any{new(Tokens), new(sources)} }},
 }
 

@@ -39,6 +39,11 @@ func LoadPolicy(args []string) (cfg Policy, warnings []string, err error) {
 	return loadPolicy(args, os.Stdout, podNamespaceFile)
 }
 
+// LoadRelay is LoadWireguard for semaphore-relay.
+func LoadRelay(args []string) (cfg Relay, warnings []string, err error) {
+	return loadRelay(args, os.Stdout, podNamespaceFile)
+}
+
 // LoadTokens is LoadWireguard for semaphore-tokens.
 func LoadTokens(args []string) (cfg Tokens, warnings []string, err error) {
 	return loadTokens(args, os.Stdout, podNamespaceFile)
@@ -93,6 +98,16 @@ func loadPolicy(args []string, out io.Writer, namespaceFile string) (cfg Policy,
 		l.namespace(&cfg.Namespace, podNamespace)
 	}
 	l.pod(&cfg.Pod, cmp.Or(cfg.Namespace, podNamespace))
+	return finish(l, cfg)
+}
+
+func loadRelay(args []string, out io.Writer, namespaceFile string) (cfg Relay, warnings []string, err error) {
+	l := newLoader("semaphore-relay", "stores the nodes of all clusters for the agents of this one", &cfg.Base, &cfg)
+	if err := l.load(args, out, needs{}); err != nil {
+		return Relay{}, nil, err
+	}
+	l.addresses(":8080", ":8081")
+	l.namespace(&cfg.Namespace, readPodNamespace(namespaceFile))
 	return finish(l, cfg)
 }
 

@@ -350,6 +350,10 @@ func TestNamespaceIsThePodsByDefault(t *testing.T) {
 	if err != nil || policy.Namespace != "kube-system" {
 		t.Errorf("policy: namespace %q, error %v", policy.Namespace, err)
 	}
+	relay, _, err := loadRelay(nil, io.Discard, file)
+	if err != nil || relay.Namespace != "kube-system" || !relay.LeaderElection {
+		t.Errorf("relay: %+v, error %v", relay, err)
+	}
 	if _, _, err = loadPolicy(nil, io.Discard, file+".missing"); err == nil || !strings.HasPrefix(err.Error(), "SEMAPHORE_NAMESPACE: required") {
 		t.Errorf("outside of a pod: %v, want it to ask for SEMAPHORE_NAMESPACE", err)
 	}
@@ -427,6 +431,7 @@ func TestHelpNamesEverySetting(t *testing.T) {
 		"wireguard": func(out io.Writer) error { _, _, err := loadWireguard([]string{"-help"}, out, ""); return err },
 		"mirror":    func(out io.Writer) error { _, _, err := loadMirror([]string{"-help"}, out, ""); return err },
 		"policy":    func(out io.Writer) error { _, _, err := loadPolicy([]string{"-help"}, out, ""); return err },
+		"relay":     func(out io.Writer) error { _, _, err := loadRelay([]string{"-help"}, out, ""); return err },
 		"tokens":    func(out io.Writer) error { _, _, err := loadTokens([]string{"-help"}, out, ""); return err },
 	}
 	common := []string{
@@ -448,6 +453,7 @@ func TestHelpNamesEverySetting(t *testing.T) {
 			"SEMAPHORE_GLOBAL_SELECTOR", "SEMAPHORE_GLOBAL_ROUTING_STRATEGY_LABEL", "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS", "-config",
 		},
 		"tokens": {"SEMAPHORE_NAMESPACE", "-all"},
+		"relay":  {"SEMAPHORE_LEADER_ELECTION", "SEMAPHORE_NAMESPACE"},
 		"policy": {
 			"SEMAPHORE_LEADER_ELECTION", "SEMAPHORE_NAMESPACE", "SEMAPHORE_REMOVAL_GRACE", "SEMAPHORE_POD_NAME", "SEMAPHORE_POD_UID", "SEMAPHORE_POLICY_LABEL_DOMAIN", "SEMAPHORE_POLICY_MANAGED_BY",
 			"SEMAPHORE_POLICY_CALICO_API", "SEMAPHORE_POLICY_INCLUDE_HOST_NETWORK", "SEMAPHORE_POLICY_FULL_RESYNC_PERIOD, -full-store-resync-period",

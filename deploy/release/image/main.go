@@ -18,7 +18,7 @@ import (
 )
 
 // programs are those that the image must hold, and nothing else may be in /bin.
-var programs = []string{"semaphore-engine", "semaphore-policy", "semaphore-service-mirror", "semaphore-tokens", "semaphore-wireguard"}
+var programs = []string{"semaphore-engine", "semaphore-policy", "semaphore-relay", "semaphore-service-mirror", "semaphore-tokens", "semaphore-wireguard"}
 
 func main() {
 	arch := flag.String("arch", "", "also build the image for this architecture, as in arm64, and look at the programs without running them")

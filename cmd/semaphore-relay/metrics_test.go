@@ -1,0 +1,23 @@
+package main
+
+import (
+	"log/slog"
+	"testing"
+
+	"github.com/kube-semaphore/kube-semaphore/docs"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+)
+
+// TestMetricsAreDocumented holds the program's metrics against docs/metrics.md.
+func TestMetricsAreDocumented(t *testing.T) {
+	access := kubetest.DeadAccess(t)
+	p, err := newProgram(config.Relay{
+		Base:           config.Base{ClusterName: "aws", Local: access, Remotes: []config.Remote{{Name: "gcp", Access: access}}},
+		LeaderElection: true, Namespace: "sys-semaphore",
+	}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	docs.CheckMetrics(t, p.registry, "semaphore_relay_")
+}

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/report/reporttest"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
+)
+
+func wellReport() status.Relay {
+	now := reporttest.Now
+	api := status.Connection{Synced: true, LastContact: &now}
+	return status.Relay{
+		Version: "v1.2.3", Cluster: "aws", Leading: true, Leader: "relay-0", Objects: api, Unconfigured: []string{"old"},
+		Clusters: []status.RelayCluster{{Name: "aws", Local: true, API: api, Nodes: 40, Shards: 3}, {Name: "gcp", API: api, Nodes: 17, Shards: 1, Pending: 1}},
+	}
+}
+
+func TestStatusForPeople(t *testing.T) {
+	got := reporttest.Run(t, statusCommand(), wellReport())
+	const want = `semaphore-relay v1.2.3
+cluster aws
+this replica writes
+objects of cluster old, which is not configured, are removed
+
+CLUSTER  CONTACT  NODES  OBJECTS  WAITING  FAILING
+aws      0s ago   40     3        0        0
+gcp      0s ago   17     1        1        0
+
+all is well
+`
+	if diff := cmp.Diff(reporttest.Printed{Stdout: want}, got); diff != "" {
+		t.Errorf("differs (-want +got):\n%s", diff)
+	}
+}
+
+func TestStatusOfFaults(t *testing.T) {
+	rep := wellReport()
+	gcp := &rep.Clusters[1]
+	gcp.Incomplete, gcp.Failing = "no index", map[string]string{"gcp.p0": "update gcp.p0: forbidden"}
+	gcp.Overridden = []status.Override{{Object: "gcp.p1", By: "kubectl-edit", Since: reporttest.Now, Next: reporttest.Now.Add(time.Minute)}}
+	got := reporttest.Run(t, statusCommand(), rep)
+	const want = `semaphore-relay v1.2.3
+cluster aws
+this replica writes
+objects of cluster old, which is not configured, are removed
+
+CLUSTER  CONTACT  NODES  OBJECTS  WAITING  FAILING
+aws      0s ago   40     3        0        0
+gcp      0s ago   17     1        1        1
+
+FAILING OBJECT  ERROR
+gcp.p0          update gcp.p0: forbidden
+
+`
+	if diff := cmp.Diff(want, got.Stdout[:min(len(got.Stdout), len(want))]); diff != "" || got.Code != 1 {
+		t.Errorf("code %d, differs (-want +got):\n%s\n%s", got.Code, diff, got.Stdout)
+	}
+}

@@ -1,0 +1,426 @@
+package relay
+
+import (
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/peers/shards"
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+const namespace = "sys-semaphore"
+
+// rig is a controller of aws, with the remote gcp, that leads, between API servers in memory.
+type rig struct {
+	*Controller
+	aws, gcp *kubetest.API
+	log      *logtest.Buffer
+	stop     func()
+}
+
+func client(t testing.TB, api *kubetest.API) kube.Client {
+	t.Helper()
+	c, err := kube.NewClient(api.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// start runs a controller until it is stopped or the test ends.
+func start(t *testing.T, aws, gcp *kubetest.API) *rig {
+	t.Helper()
+	r := &rig{aws: aws, gcp: gcp, log: &logtest.Buffer{}}
+	cfg := Config{
+		Cluster: "aws", Client: client(t, aws), Namespace: namespace, Metrics: NewMetrics(),
+		Watches: kube.NewMetrics("relay", "failures"), Logger: slog.New(slog.NewTextHandler(r.log, nil)),
+	}
+	if gcp != nil {
+		remote := client(t, gcp)
+		cfg.Remotes = []RemoteConfig{{
+			Name: "gcp", Client: func() (kube.Client, error) { return remote, nil },
+			Bounds: kube.Bounds{Answer: 64 << 20}, MaxPrefixes: 1024,
+		}}
+	}
+	r.Controller = New(cfg)
+	r.stop = kubetest.Run(t, r.Watches(), r.Lead)
+	return r
+}
+
+// elapse waits for a time of the bubble, and until all that was due then is done.
+func elapse(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// node returns a node of gcp that publishes an endpoint for aws.
+func node(n int, change ...func(*corev1.Node)) *corev1.Node {
+	o := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: fmt.Sprintf("gcp-%d", n), CreationTimestamp: metav1.Unix(1_700_000_000+int64(n), 0),
+			Annotations: map[string]string{
+				peers.PublicKeyAnnotation("aws"): tunnel.Key{1, byte(n), byte(n >> 8)}.String(),
+				peers.EndpointAnnotation("aws"):  fmt.Sprintf("10.22.%d.%d:51820", n>>8, n&255),
+			},
+		},
+		Spec: corev1.NodeSpec{PodCIDRs: []string{fmt.Sprintf("10.%d.%d.0/24", 100+n>>8, n&255)}},
+	}
+	for _, c := range change {
+		c(o)
+	}
+	return o
+}
+
+// moved changes the endpoint of a node.
+func moved(to int) func(*corev1.Node) {
+	return func(n *corev1.Node) {
+		n.Annotations[peers.EndpointAnnotation("aws")] = fmt.Sprintf("10.23.%d.%d:51820", to>>8, to&255)
+	}
+}
+
+func fill(t *testing.T, api *kubetest.API, count int) {
+	t.Helper()
+	for n := range count {
+		api.Put(t, "nodes", node(n))
+	}
+}
+
+func objects(api *kubetest.API) map[string]*v1alpha1.WireguardPeers {
+	all := map[string]*v1alpha1.WireguardPeers{}
+	for _, o := range kubetest.All[v1alpha1.WireguardPeers](api, v1alpha1.Resource, namespace) {
+		all[o.Name] = &o
+	}
+	return all
+}
+
+// read returns what agents read of a cluster: endpoints by name, and why it is incomplete.
+func read(t *testing.T, api *kubetest.API, cluster string) (nodes map[string]string, incomplete string) {
+	t.Helper()
+	var all []*shards.Object
+	for _, o := range objects(api) {
+		d, err := shards.Decode(o, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, d)
+	}
+	set := shards.Join(all)[cluster]
+	if set == nil {
+		return nil, "no objects"
+	}
+	nodes = map[string]string{}
+	for _, n := range set.Nodes {
+		nodes[n.Name] = n.Endpoint
+	}
+	for i := range set.Locals {
+		nodes[set.Locals[i].Name] = fmt.Sprint(set.Locals[i].Addrs)
+	}
+	return nodes, set.Incomplete
+}
+
+// wants fails unless agents know this many nodes of gcp, completely.
+func (r *rig) wants(t *testing.T, count int) {
+	t.Helper()
+	if nodes, incomplete := read(t, r.aws, "gcp"); len(nodes) != count || incomplete != "" {
+		t.Errorf("%d nodes, incomplete %q, want %d\n%s", len(nodes), incomplete, count, r.log)
+	}
+}
+
+// writes returns the number of writes of objects so far.
+func writes(api *kubetest.API) (n int) {
+	for _, r := range api.Requests() {
+		if r.Resource == v1alpha1.Resource && r.Verb != "get" {
+			n++
+		}
+	}
+	return n
+}
+
+func TestNodesAreStored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
+		fill(t, gcp, 40)
+		aws.Put(t, "nodes", &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: "aws-1"},
+			Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}}},
+		})
+		r := start(t, aws, gcp)
+		elapse(2 * time.Second)
+		r.wants(t, 40)
+		if nodes, incomplete := read(t, aws, "aws"); incomplete != "" || nodes["aws-1"] != "[10.0.0.1]" {
+			t.Errorf("own nodes %v, incomplete %q", nodes, incomplete)
+		}
+		for name, o := range objects(aws) {
+			if o.Labels[v1alpha1.ClusterLabel] != o.Spec.Cluster {
+				t.Errorf("%s has the labels %v", name, o.Labels)
+			}
+		}
+		before := writes(aws)
+
+		gcp.Put(t, "nodes", node(7, moved(1)))
+		elapse(100 * time.Millisecond)
+		if nodes, _ := read(t, aws, "gcp"); nodes["gcp-7"] != "10.23.0.1:51820" {
+			t.Errorf("after 100 ms the node is at %s", nodes["gcp-7"])
+		}
+		gcp.Remove("nodes", "", "gcp-8")
+		elapse(5 * time.Second)
+		r.wants(t, 39)
+		if n := writes(aws) - before; n != 2 {
+			t.Errorf("%d writes for a changed and a removed node", n)
+		}
+		// Heartbeats, and everything again.
+		gcp.Put(t, "nodes", node(7, moved(1), func(n *corev1.Node) { n.Status.Phase = "x" }))
+		r.everything()
+		elapse(time.Minute)
+		if n := writes(aws) - before; n != 2 {
+			t.Errorf("%d writes without a change", n-2)
+		}
+	})
+}
+
+// TestNothingIsRemovedUnread: a relay that has not read a remote since start, or that has no
+// contact, removes nothing of it.
+func TestNothingIsRemovedUnread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
+		fill(t, gcp, 40)
+		r := start(t, aws, gcp)
+		elapse(5 * time.Second)
+		r.wants(t, 40)
+		r.stop()
+		before := writes(aws)
+		gcp.Stop()
+		gcp.Remove("nodes", "", "gcp-3")
+		r = start(t, aws, gcp)
+		elapse(10 * time.Minute)
+		r.wants(t, 40)
+		if n := writes(aws) - before; n > 0 {
+			t.Errorf("%d writes while the remote can't be read", n)
+		}
+		gcp.Start()
+		elapse(time.Minute)
+		r.wants(t, 39)
+	})
+}
+
+// TestRepair: objects that others delete or edit are restored, and while one is missing, agents
+// know that the set is incomplete.
+func TestRepair(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
+		fill(t, gcp, 100)
+		r := start(t, aws, gcp)
+		elapse(10 * time.Second)
+		r.wants(t, 100)
+		for name, o := range objects(aws) {
+			aws.Remove(v1alpha1.Resource, namespace, name)
+			if _, incomplete := read(t, aws, o.Spec.Cluster); incomplete == "" {
+				t.Errorf("complete without %s", name)
+			}
+			elapse(time.Second)
+			r.wants(t, 100)
+		}
+		for name, o := range objects(aws) {
+			if o.Spec.Shard == "" || o.Spec.Cluster != "gcp" {
+				continue
+			}
+			o.Spec.Peers = o.Spec.Peers[1:]
+			o.Labels = nil
+			aws.Put(t, v1alpha1.Resource, o)
+			elapse(time.Second)
+			r.wants(t, 100)
+			if objects(aws)[name].Labels[v1alpha1.ClusterLabel] != "gcp" {
+				t.Errorf("%s has lost its label", name)
+			}
+		}
+		// All at once, with the relay stopped.
+		r.stop()
+		for name := range objects(aws) {
+			aws.Remove(v1alpha1.Resource, namespace, name)
+		}
+		r = start(t, aws, gcp)
+		elapse(10 * time.Second)
+		r.wants(t, 100)
+	})
+}
+
+// TestWritesAreBounded has a remote whose nodes all change all the time, and come and go.
+func TestWritesAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
+		fill(t, gcp, 300)
+		r := start(t, aws, gcp)
+		elapse(time.Minute)
+		r.wants(t, 300)
+		before, known := writes(aws), map[string]string{}
+		const seconds = 60
+		for i := range 10 * seconds {
+			for n := range 300 {
+				switch {
+				case n < 200:
+					if n%20 == i%20 {
+						gcp.Put(t, "nodes", node(n, moved(i)))
+					}
+				case (n+i)%40 == 0:
+					gcp.Remove("nodes", "", fmt.Sprintf("gcp-%d", n))
+				case (n+i)%40 == 20:
+					gcp.Put(t, "nodes", node(n))
+				}
+			}
+			elapse(100 * time.Millisecond)
+			nodes, incomplete := read(t, aws, "gcp")
+			if incomplete == "" {
+				known = nodes
+			} else {
+				maps.Copy(known, nodes)
+			}
+			for n := range 200 {
+				if name := fmt.Sprintf("gcp-%d", n); known[name] == "" {
+					t.Fatalf("%s is lost after %d rounds", name, i)
+				}
+			}
+		}
+		n := writes(aws) - before
+		t.Logf("%d writes in %d s", n, seconds)
+		if most := writesAtOnce + int(writesPerSecond)*(seconds+1); n > most {
+			t.Errorf("%d writes in %d s, at most %d are allowed", n, seconds, most)
+		}
+		for n := range 300 {
+			gcp.Put(t, "nodes", node(n))
+		}
+		elapse(2 * time.Minute)
+		r.wants(t, 300)
+	})
+}
+
+// TestHostileNodes: what a remote publishes reaches objects only in valid form.
+func TestHostileNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
+		fill(t, gcp, 10)
+		gcp.Put(t, "nodes", node(20, func(n *corev1.Node) {
+			n.Annotations[peers.PublicKeyAnnotation("aws")] = "\x1b[31m" + strings.Repeat("x", 100_000)
+			n.Annotations[peers.EndpointAnnotation("aws")] = "[fe80::1%$(reboot)]:1"
+			n.Spec.PodCIDRs = []string{"{{ .Evil }}"}
+		}))
+		gcp.Put(t, "nodes", node(21, func(n *corev1.Node) {
+			n.Annotations[peers.PodCIDRsAnnotation] = strings.Repeat("10.4.1.0/28,", 20_000)
+		}))
+		gcp.Put(t, "nodes", node(22, func(n *corev1.Node) { n.Name = "Evil/../../x" }))
+		start(t, aws, gcp)
+		elapse(10 * time.Second)
+		nodes, incomplete := read(t, aws, "gcp")
+		if len(nodes) != 12 || incomplete != "" || nodes["gcp-20"] != v1alpha1.Invalid {
+			t.Errorf("incomplete %q: %v", incomplete, nodes)
+		}
+		for name, o := range objects(aws) {
+			for _, p := range o.Spec.Peers {
+				if p.Name == "gcp-20" && (p.PublicKey != v1alpha1.Invalid || !slices.Equal(p.PodCIDRs, []string{v1alpha1.Invalid})) {
+					t.Errorf("%s: %+v", name, p)
+				}
+			}
+		}
+	})
+}
+
+// TestLeases: the Lease of a cluster is renewed while contact lasts.
+func TestLeases(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
+		start(t, aws, gcp)
+		elapse(time.Hour)
+		age := func(cluster string) time.Duration {
+			var lease coordinationv1.Lease
+			if !aws.Get("leases", namespace, v1alpha1.LeaseName(cluster), &lease) {
+				t.Fatalf("no lease of %s", cluster)
+			}
+			return time.Since(lease.Spec.RenewTime.Time)
+		}
+		for _, cluster := range []string{"aws", "gcp"} {
+			if age(cluster) > leaseDuration {
+				t.Errorf("the lease of %s is %v old", cluster, age(cluster))
+			}
+		}
+		gcp.Stop()
+		elapse(10 * time.Minute)
+		if age("gcp") < 9*time.Minute || age("aws") > leaseDuration {
+			t.Errorf("without contact to gcp its lease is %v old, the other %v", age("gcp"), age("aws"))
+		}
+		gcp.Start()
+		elapse(time.Minute)
+		if age("gcp") > leaseDuration {
+			t.Errorf("with contact again the lease is %v old", age("gcp"))
+		}
+	})
+}
+
+// TestGoneCluster: objects and Lease of a cluster that is no longer configured are removed, the
+// index first.
+func TestGoneCluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
+		fill(t, gcp, 100)
+		r := start(t, aws, gcp)
+		elapse(20 * time.Second)
+		r.wants(t, 100)
+		r.stop()
+		aws.Hook(func(h *kubetest.Hooks) {
+			h.Answer = func(q kubetest.Request) {
+				if _, incomplete := read(t, aws, "gcp"); q.Resource == v1alpha1.Resource && q.Verb == kubetest.Delete && incomplete == "" {
+					t.Errorf("complete after %v", q)
+				}
+			}
+		})
+		start(t, aws, nil)
+		elapse(time.Minute)
+		for name, o := range objects(aws) {
+			if o.Spec.Cluster == "gcp" {
+				t.Errorf("%s is left", name)
+			}
+		}
+		if aws.Get("leases", namespace, v1alpha1.LeaseName("gcp"), &coordinationv1.Lease{}) {
+			t.Error("the lease is left")
+		}
+	})
+}
+
+// TestOverriddenObject has a client that reverts an object after each write.
+func TestOverriddenObject(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
+		fill(t, gcp, 5)
+		r := start(t, aws, gcp)
+		elapse(5 * time.Second)
+		before := writes(aws)
+		o := objects(aws)["gcp.p"]
+		o.Spec.Peers = o.Spec.Peers[1:]
+		for range 600 {
+			o.ResourceVersion = ""
+			aws.Put(t, v1alpha1.Resource, o)
+			elapse(time.Second)
+		}
+		n := writes(aws) - before
+		t.Logf("%d writes in 10 minutes", n)
+		if n > 40 {
+			t.Errorf("%d writes against a client that reverts them", n)
+		}
+		if st := r.Status(); len(st.Clusters[1].Overridden) != 1 {
+			t.Errorf("status %+v", st.Clusters[1])
+		}
+	})
+}
