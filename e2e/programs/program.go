@@ -23,6 +23,7 @@ const (
 	Engine        = "semaphore-engine"
 	ServiceMirror = "semaphore-service-mirror"
 	Policy        = "semaphore-policy"
+	Relay         = "semaphore-relay"
 )
 
 // Namespace is that of our manifests.
@@ -56,8 +57,9 @@ func Grant(ctx context.Context, program string, clusters ...*testbed.Cluster) er
 		return err
 	}
 	folder := strings.TrimPrefix(program, "semaphore-")
+	remote := strings.TrimPrefix(neighbour(program), "semaphore-")
 	for _, c := range clusters {
-		for _, manifest := range []string{"wireguard/namespace.yaml", folder + "/rbac.yaml", "remote/" + folder + ".yaml"} {
+		for _, manifest := range []string{"wireguard/namespace.yaml", folder + "/rbac.yaml", "remote/" + remote + ".yaml"} {
 			if err := c.Apply(ctx, filepath.Join(root, "deploy", manifest)); err != nil {
 				return fmt.Errorf("apply deploy/%s to %s: %w", manifest, c.Name, err)
 			}
@@ -66,11 +68,19 @@ func Grant(ctx context.Context, program string, clusters ...*testbed.Cluster) er
 	return nil
 }
 
+// neighbour returns the program with whose account one reads other clusters.
+func neighbour(program string) string {
+	if program == Relay {
+		return WireGuard
+	}
+	return program
+}
+
 // Config describes the program to prepare.
 type Config struct {
 	// Name is the program's: Policy. Its accounts are
 	// sys-semaphore/<name> in its own cluster and sys-semaphore/<name>-remote in
-	// the others.
+	// the others, for Relay that of WireGuard.
 	Name string
 	// Replica distinguishes several of one node; it names the log. Default: Name.
 	Replica string
@@ -107,7 +117,7 @@ func Prepare(ctx context.Context, cfg Config, node *testbed.Node, remotes ...*te
 		"SEMAPHORE_LOG_FORMAT":     "text",
 	}
 	for _, r := range remotes {
-		credentials, err := r.Credentials(ctx, Namespace, cfg.Name+"-remote")
+		credentials, err := r.Credentials(ctx, Namespace, neighbour(cfg.Name)+"-remote")
 		if err != nil {
 			return nil, err
 		}

@@ -40,6 +40,7 @@ func confined(t *testing.T, folder, account string, definitions ...string) (clus
 			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"services", "services/status", "endpoints", "events"}, Verbs: []string{"*"}},
 			rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"*"}},
 			rbacv1.PolicyRule{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"*"}},
+			rbacv1.PolicyRule{APIGroups: []string{"semaphore.uw.io"}, Resources: []string{"wireguardpeers"}, Verbs: []string{"*"}},
 			rbacv1.PolicyRule{APIGroups: []string{"projectcalico.org", "crd.projectcalico.org"}, Resources: []string{"globalnetworksets"}, Verbs: []string{"*"}},
 		))
 	}

@@ -52,7 +52,7 @@ func TestStrangersReachNoProbe(t *testing.T) {
 			t.Errorf("%s has no folder of its own for its socket", c.Command)
 		}
 	}
-	for _, name := range []string{"service-mirror", "policy"} {
+	for _, name := range []string{"service-mirror", "policy", "relay"} {
 		var deployment appsv1.Deployment
 		var policy networkingv1.NetworkPolicy
 		read(name+"/deployment.yaml", &deployment)

@@ -134,7 +134,7 @@ func TestControllersAreRestricted(t *testing.T) {
 		return nil
 	}
 	pods := cluster.Client().CoreV1().Pods(systemNamespace)
-	for folder, kind := range map[string]string{"service-mirror": "Deployment", "policy": "Deployment", "tokens": "CronJob"} {
+	for folder, kind := range map[string]string{"service-mirror": "Deployment", "policy": "Deployment", "relay": "Deployment", "tokens": "CronJob"} {
 		_, err := pods.Create(t.Context(), template(folder, kind), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err != nil {
 			t.Errorf("%s: %v", folder, err)

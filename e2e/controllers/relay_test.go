@@ -1,0 +1,508 @@
+package controllers_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/peers/shards"
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
+)
+
+// relayBed is a bed where aws has semaphore-relay's objects, and gcp and merit let it read
+// their nodes.
+type relayBed struct {
+	*bed
+	objects kube.Objects[*v1alpha1.WireguardPeers, *v1alpha1.WireguardPeersList] // the administrator's
+}
+
+func newRelayBed(t *testing.T) *relayBed {
+	t.Helper()
+	remote := []string{"deploy/remote/wireguard.yaml"}
+	b := newBed(t, map[string][]string{
+		"aws": {"deploy/relay/crd.yaml", "deploy/relay/rbac.yaml", "deploy/relay/admission.yaml"}, "gcp": remote, "merit": remote,
+	})
+	client, err := kube.NewClient(b.aws.RESTConfig())
+	must(t, err)
+	return &relayBed{b, client.WireguardPeers(home)}
+}
+
+// run starts a replica that reads gcp and merit.
+func (b *relayBed) run(t *testing.T, name string, port int) *programs.Program {
+	t.Helper()
+	r := b.replica(t, programs.Relay, name, port, b.aws, b.gcp, b.merit)
+	must(t, r.Start())
+	return r
+}
+
+// published returns what makes a node a peer of aws.
+func published(n int) map[string]string {
+	return map[string]string{
+		peers.PublicKeyAnnotation("aws"): tunnel.Key{1, byte(n), byte(n >> 8)}.String(),
+		peers.EndpointAnnotation("aws"):  fmt.Sprintf("192.0.2.%d:%d", 1+n%250, 1000+n),
+	}
+}
+
+// addNodes creates nodes that publish what makes them peers, and returns their names.
+func (b *relayBed) addNodes(t *testing.T, c *testbed.Cluster, prefix string, count int) (names []string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), settle)
+	defer cancel()
+	for i := range count {
+		names = append(names, fmt.Sprintf("%s-%d", prefix, i))
+	}
+	must(t, testbed.InParallel(ctx, count, func(ctx context.Context, i int) error {
+		return addNode(ctx, c, names[i], published(i))
+	}))
+	return names
+}
+
+func addNode(ctx context.Context, c *testbed.Cluster, name string, annotations map[string]string) error {
+	_, err := c.Client().CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations}}, metav1.CreateOptions{})
+	return err
+}
+
+func annotate(ctx context.Context, c *testbed.Cluster, name string, annotations map[string]string) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
+	if err != nil {
+		return err
+	}
+	_, err = c.Client().CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+	return err
+}
+
+func deleteNode(ctx context.Context, c *testbed.Cluster, name string) error {
+	return c.Client().CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{})
+}
+
+// clean deletes the nodes of gcp and merit, and all objects.
+func (b *relayBed) clean(t *testing.T) {
+	t.Helper()
+	for _, c := range []*testbed.Cluster{b.gcp, b.merit} {
+		must(t, c.Client().CoreV1().Nodes().DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))
+	}
+	b.deleteAll(t)
+}
+
+func (b *relayBed) deleteAll(t *testing.T) {
+	t.Helper()
+	list, err := b.objects.List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	for i := range list.Items {
+		if err := b.objects.Delete(t.Context(), list.Items[i].Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// join returns what agents read of a cluster in these objects; nil: nothing.
+func join(t *testing.T, objects []*v1alpha1.WireguardPeers, cluster string) *shards.Set {
+	t.Helper()
+	var all []*shards.Object
+	for _, o := range objects {
+		d, err := shards.Decode(o, 0)
+		must(t, err)
+		all = append(all, d)
+	}
+	return shards.Join(all)[cluster]
+}
+
+// expect waits until agents know exactly these nodes of a cluster.
+func (b *relayBed) expect(t *testing.T, cluster string, names []string) {
+	t.Helper()
+	wait(t, "the objects of "+cluster, func() error {
+		list, err := b.objects.List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		var all []*v1alpha1.WireguardPeers
+		for i := range list.Items {
+			all = append(all, &list.Items[i])
+		}
+		set := join(t, all, cluster)
+		if set == nil || set.Incomplete != "" {
+			return fmt.Errorf("incomplete: %+v", set)
+		}
+		got := []string{}
+		for _, n := range set.Nodes {
+			got = append(got, n.Name)
+		}
+		slices.Sort(got)
+		if want := slices.Sorted(slices.Values(names)); !slices.Equal(got, want) {
+			return fmt.Errorf("%d nodes %v, want %d", len(got), got, len(want))
+		}
+		return nil
+	})
+}
+
+// record records all objects.
+func (b *relayBed) record(t *testing.T) *recorder {
+	t.Helper()
+	return record(t, recorded{"peers", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return b.objects.List(ctx, o) }, b.objects.Watch})
+}
+
+// keeps fails the test unless an agent, which removes nothing because of an incomplete set, has
+// known all of the nodes ever since it knew them first. It returns the number of versions.
+func keeps(t *testing.T, rec *recorder, cluster string, names []string) (versions int) {
+	t.Helper()
+	rec.end(t)
+	known := map[string]struct{}{}
+	rec.replay(func(v version, s state) {
+		versions++
+		var all []*v1alpha1.WireguardPeers
+		for _, o := range s {
+			if p, is := o.(*v1alpha1.WireguardPeers); is {
+				all = append(all, p)
+			}
+		}
+		set := join(t, all, cluster)
+		if set == nil {
+			return
+		}
+		now := map[string]struct{}{}
+		for _, n := range set.Nodes {
+			now[n.Name] = struct{}{}
+		}
+		if set.Incomplete != "" {
+			maps.Copy(now, known)
+		}
+		for _, name := range names {
+			_, before := known[name]
+			if _, still := now[name]; before && !still {
+				t.Errorf("%s is lost with version %s of %s, %s", name, v.object.GetResourceVersion(), v.key, v.event)
+			}
+		}
+		known = now
+	})
+	return versions
+}
+
+// TestRelay runs semaphore-relay on three API servers.
+func TestRelay(t *testing.T) {
+	t.Parallel()
+	b := newRelayBed(t)
+	for _, test := range []struct {
+		name string
+		run  func(*relayBed, *testing.T)
+	}{
+		{"objects follow nodes", (*relayBed).testLife},
+		{"kill -9 under churn", (*relayBed).testKill},
+		{"two replicas", (*relayBed).testReplicas},
+		{"API servers away", (*relayBed).testContact},
+		{"deleted and edited objects", (*relayBed).testDrift},
+		{"a hostile remote", (*relayBed).testHostile},
+	} {
+		t.Run(test.name, func(t *testing.T) { test.run(b, t) })
+		b.clean(t)
+	}
+}
+
+func (b *relayBed) testLife(t *testing.T) {
+	gcp, merit := b.addNodes(t, b.gcp, "gcp", 100), b.addNodes(t, b.merit, "merit", 10)
+	must(t, addNode(t.Context(), b.gcp, "silent", nil))
+	r := b.run(t, "life", 8090)
+	b.expect(t, "gcp", gcp)
+	b.expect(t, "merit", merit)
+	list, err := b.objects.List(t.Context(), metav1.ListOptions{LabelSelector: v1alpha1.ClusterLabel + "=aws"})
+	must(t, err)
+	if len(list.Items) != 2 || len(list.Items[1].Spec.Nodes) != len(b.aws.Nodes()) || len(list.Items[1].Spec.Nodes[0].Addresses) == 0 {
+		t.Errorf("own nodes: %+v", list.Items)
+	}
+
+	rec := b.record(t)
+	must(t, annotate(t.Context(), b.gcp, gcp[3], published(1000)), deleteNode(t.Context(), b.gcp, gcp[4]), annotate(t.Context(), b.gcp, "silent", map[string]string{"x": "y"}))
+	b.expect(t, "gcp", slices.Delete(slices.Clone(gcp), 4, 5))
+	wait(t, "the leases", func() error {
+		for _, cluster := range []string{"aws", "gcp", "merit"} {
+			lease, err := b.aws.Client().CoordinationV1().Leases(home).Get(t.Context(), v1alpha1.LeaseName(cluster), metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if age := time.Since(lease.Spec.RenewTime.Time); age > settle {
+				return fmt.Errorf("the lease of %s is %v old", cluster, age)
+			}
+		}
+		return nil
+	})
+	// A restart with nothing to do writes nothing.
+	must(t, r.Stop(t.Context()), r.Start())
+	wait(t, "readiness", func() error {
+		var st status.Relay
+		if err := r.Status(t.Context(), &st); err != nil {
+			return err
+		}
+		if !st.Leading || slices.ContainsFunc(st.Clusters, func(c status.RelayCluster) bool { return !c.API.Synced || c.Nodes == 0 || c.Incomplete != "" }) {
+			return fmt.Errorf("%+v", st)
+		}
+		return nil
+	})
+	if n := keeps(t, rec, "gcp", gcp[5:]); n != 2 {
+		t.Errorf("%d writes for a changed node, a deleted one and a restart", n)
+	}
+}
+
+// testKill kills the process several times while nodes come, change and go.
+func (b *relayBed) testKill(t *testing.T) {
+	stable := b.addNodes(t, b.gcp, "stable", 60)
+	rec := b.record(t)
+	r := b.run(t, "killed", 8091)
+	b.expect(t, "gcp", stable)
+	churning, stop := context.WithCancel(t.Context())
+	defer stop()
+	churned := make(chan []string, 1)
+	go func() { churned <- b.churn(churning, t, stable) }()
+	kills := 0
+	rng := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))
+	for began := time.Now(); time.Since(began) < 30*time.Second; kills++ {
+		select {
+		case <-time.After(time.Duration(500+rng.IntN(4000)) * time.Millisecond):
+		case <-t.Context().Done():
+		}
+		r.Kill()
+		must(t, r.Start())
+	}
+	stop()
+	b.expect(t, "gcp", append(slices.Clone(stable), <-churned...))
+	r.Kill()
+	t.Logf("%d kills, %d versions", kills, keeps(t, rec, "gcp", stable))
+}
+
+// churn creates, changes and deletes nodes until ctx ends, changes the stable ones, and returns
+// those that are left besides these.
+func (b *relayBed) churn(ctx context.Context, t *testing.T, stable []string) (live []string) {
+	rng := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1))
+	step := context.WithoutCancel(ctx)
+	for n := 0; ctx.Err() == nil; n++ {
+		var err error
+		switch {
+		case rng.IntN(3) == 0:
+			err = annotate(step, b.gcp, stable[rng.IntN(len(stable))], published(rng.IntN(60_000)))
+		case len(live) < 100 && rng.IntN(3) > 0:
+			live = append(live, fmt.Sprintf("churn-%d", n))
+			err = addNode(step, b.gcp, live[len(live)-1], published(n))
+		case len(live) > 0:
+			i := rng.IntN(len(live))
+			err = deleteNode(step, b.gcp, live[i])
+			live = slices.Delete(live, i, i+1)
+		}
+		if err != nil {
+			t.Error(err)
+			return live
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	return live
+}
+
+// testReplicas replaces the leader, by SIGTERM and by SIGKILL.
+func (b *relayBed) testReplicas(t *testing.T) {
+	names := b.addNodes(t, b.gcp, "gcp", 30)
+	rec := b.record(t)
+	first, second := b.run(t, "one", 8092), b.run(t, "two", 8093)
+	b.expect(t, "gcp", names)
+	ctx, cancel := context.WithTimeout(t.Context(), settle)
+	defer cancel()
+	for i := range 4 {
+		leader := oneLeader(t, first, second)
+		if i%2 == 0 {
+			must(t, leader.Stop(ctx))
+		} else {
+			leader.Kill()
+		}
+		name := fmt.Sprintf("more-%d", i)
+		must(t, addNode(ctx, b.gcp, name, published(2000+i)))
+		names = append(names, name)
+		b.expect(t, "gcp", names)
+		must(t, leader.Start())
+	}
+	t.Logf("%d versions", keeps(t, rec, "gcp", names))
+}
+
+// testContact has no contact to API servers for a time.
+func (b *relayBed) testContact(t *testing.T) {
+	names := b.addNodes(t, b.gcp, "gcp", 40)
+	rec := b.record(t)
+	r := b.run(t, "contact", 8094)
+	b.expect(t, "gcp", names)
+
+	b.gcp.StopAPI()
+	must(t, r.Stop(t.Context()), r.Start())
+	wait(t, "an error", func() error {
+		var st status.Relay
+		if err := r.Status(t.Context(), &st); err != nil {
+			return err
+		}
+		if len(st.Clusters) != 3 || st.Clusters[1].Name != "gcp" || st.Clusters[1].API.Error == "" || !st.Leading {
+			return fmt.Errorf("%+v", st.Clusters)
+		}
+		return nil
+	})
+	b.expect(t, "gcp", names)
+	must(t, b.gcp.StartAPI(t.Context()))
+	must(t, addNode(t.Context(), b.gcp, "new", published(3000)))
+	names = append(names, "new")
+	b.expect(t, "gcp", names)
+
+	must(t, b.aws.CutAPI())
+	must(t, addNode(t.Context(), b.gcp, "newer", published(3001)))
+	select {
+	case <-r.Process().Done(): // The leader has lost its lease.
+	case <-time.After(settle):
+		t.Error("the leader continues without its lease")
+		r.Kill()
+	}
+	must(t, b.aws.RestoreAPI(), r.Start())
+	names = append(names, "newer")
+	b.expect(t, "gcp", names)
+	keeps(t, rec, "gcp", names)
+}
+
+// testDrift deletes objects, and edits them.
+func (b *relayBed) testDrift(t *testing.T) {
+	names := b.addNodes(t, b.gcp, "gcp", 100)
+	rec := b.record(t)
+	b.run(t, "drift", 8095)
+	b.expect(t, "gcp", names)
+	list, err := b.objects.List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	for i := range list.Items {
+		must(t, b.objects.Delete(t.Context(), list.Items[i].Name, metav1.DeleteOptions{}))
+		b.expect(t, "gcp", names)
+	}
+	b.deleteAll(t)
+	b.expect(t, "gcp", names)
+
+	// Not even an administrator may edit them.
+	list, err = b.objects.List(t.Context(), metav1.ListOptions{LabelSelector: v1alpha1.ClusterLabel + "=gcp"})
+	must(t, err)
+	for i := range list.Items {
+		o := &list.Items[i]
+		if o.Spec.Shard == "" {
+			continue
+		}
+		o.Spec.Peers = o.Spec.Peers[1:]
+		if len(o.Spec.Peers) == 0 {
+			continue
+		}
+		if _, err := b.objects.Update(t.Context(), o, metav1.UpdateOptions{}); !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "only semaphore-relay may write") {
+			t.Errorf("an edit of %s: %v", o.Name, err)
+		}
+	}
+	keeps(t, rec, "gcp", names)
+
+	// Without the policy an edit is repaired.
+	bindings := b.aws.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
+	must(t, bindings.Delete(t.Context(), "semaphore-relay-peers", metav1.DeleteOptions{}))
+	wait(t, "an edit without the policy", func() error {
+		list, err := b.objects.List(t.Context(), metav1.ListOptions{LabelSelector: v1alpha1.ClusterLabel + "=gcp"})
+		if err != nil {
+			return err
+		}
+		o := &list.Items[len(list.Items)-1]
+		o.Spec.Peers[0].Name = "edited"
+		_, err = b.objects.Update(t.Context(), o, metav1.UpdateOptions{})
+		return err
+	})
+	b.expect(t, "gcp", names)
+	must(t, b.aws.Apply(t.Context(), "../../deploy/relay/admission.yaml"))
+}
+
+// testHostile has a remote with invalid and huge nodes, whose nodes change all the time.
+func (b *relayBed) testHostile(t *testing.T) {
+	names := b.addNodes(t, b.gcp, "gcp", 200)
+	stable := b.addNodes(t, b.merit, "merit", 30)
+	bad := map[string]map[string]string{
+		"invalid": {peers.PublicKeyAnnotation("aws"): "\x1b[31m$(reboot)", peers.EndpointAnnotation("aws"): "[fe80::1%{{x}}]:1", peers.PodCIDRsAnnotation: "x,10.4.0.0/99"},
+		"key":     {peers.PublicKeyAnnotation("aws"): strings.Repeat("A", 100_000)},
+		"zone":    {peers.PublicKeyAnnotation("aws"): published(1)[peers.PublicKeyAnnotation("aws")], peers.EndpointAnnotation("aws"): "[2001:db8::1%eth0]:1"},
+		"six":     {peers.PublicKeyAnnotation("aws"): published(2)[peers.PublicKeyAnnotation("aws")], peers.EndpointAnnotation("aws"): "[2001:DB8::FFFF]:65535", peers.PodCIDRsAnnotation: "FD00::1/64,::/0,0.0.0.0/0"},
+	}
+	for i := range 3 {
+		annotations := published(4000 + i)
+		var prefixes []string
+		for n := range 8000 {
+			prefixes = append(prefixes, fmt.Sprintf("10.%d.%d.%d/28", 10*i+n>>12, n>>4&255, n&15<<4))
+		}
+		annotations[peers.PodCIDRsAnnotation] = strings.Join(prefixes, ",")
+		bad[fmt.Sprintf("huge-%d", i)] = annotations
+	}
+	all := slices.Clone(names)
+	for name, annotations := range bad {
+		must(t, addNode(t.Context(), b.gcp, name, annotations))
+		all = append(all, name)
+	}
+	rec := b.record(t)
+	r := b.run(t, "hostile", 8096)
+	b.expect(t, "gcp", all)
+	b.expect(t, "merit", stable)
+	list, err := b.objects.List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	for i := range list.Items {
+		text, err := json.Marshal(&list.Items[i].Spec)
+		must(t, err)
+		if len(text) > 64<<10 {
+			t.Errorf("%s has %d bytes", list.Items[i].Name, len(text))
+		}
+	}
+
+	before, began := len(rec.all()), time.Now()
+	changes := 0
+	for ; time.Since(began) < 30*time.Second; changes++ {
+		must(t, testbed.InParallel(t.Context(), 50, func(ctx context.Context, i int) error {
+			name := names[(changes*7+i)%150]
+			if i%5 > 0 {
+				return annotate(ctx, b.gcp, names[150+(changes+i)%50], published(changes*50+i))
+			}
+			if changes%2 == 0 {
+				err := deleteNode(ctx, b.gcp, name)
+				if apierrors.IsNotFound(err) {
+					return nil
+				}
+				return err
+			}
+			err := addNode(ctx, b.gcp, name, published(i))
+			if apierrors.IsAlreadyExists(err) {
+				return nil
+			}
+			return err
+		}))
+	}
+	writes, took := len(rec.all())-before, time.Since(began)
+	t.Logf("%d writes in %v, for %d changes", writes, took, 50*changes)
+	if most := 20 + int(5*(took.Seconds()+1)) + 3; writes > most {
+		t.Errorf("%d writes in %v, at most %d are allowed", writes, took, most)
+	}
+	// Another remote doesn't wait for this one.
+	must(t, addNode(t.Context(), b.merit, "merit-new", published(5000)))
+	stable = append(stable, "merit-new")
+	b.expect(t, "merit", stable)
+	must(t, r.Healthy(t.Context()))
+	for i, name := range names {
+		if err := addNode(t.Context(), b.gcp, name, published(i)); err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+	}
+	b.expect(t, "gcp", all)
+	keeps(t, rec, "gcp", names[150:])
+}
