@@ -85,7 +85,7 @@ func NewWatch[T any](cfg WatchConfig[T]) *Watch[T] {
 		cfg.Server = NewServer(ServerConfig{Cluster: cfg.Cluster})
 	}
 	cfg.Logger = cfg.Logger.With("cluster", cfg.Cluster, "kind", cfg.Kind)
-	w := &Watch[T]{cfg: cfg, series: cfg.Metrics.series(cfg.Cluster, cfg.Kind), relist: relistPeriod, silence: bookmarkPeriod, stop: func() {}}
+	w := &Watch[T]{cfg: cfg, series: (*Metrics)(nil).series(cfg.Cluster, cfg.Kind), relist: relistPeriod, silence: bookmarkPeriod, stop: func() {}}
 	w.health = newHealth(cfg.Server, w.series, cfg.Logger)
 	w.full = errlog.Log{
 		Logger: cfg.Logger, Level: slog.LevelWarn, Failing: "too many objects", Over: "no more objects are rejected",
@@ -106,6 +106,8 @@ func (w *Watch[T]) Run(ctx context.Context) error {
 	if w.running.Swap(true) {
 		return fmt.Errorf("%v is already running", w)
 	}
+	// Not before: a watch that doesn't run, because its API isn't served, isn't unsynced.
+	*w.series = *w.cfg.Metrics.series(w.cfg.Cluster, w.cfg.Kind)
 	for ctx.Err() == nil {
 		w.follow(ctx)
 	}
