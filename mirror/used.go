@@ -190,8 +190,8 @@ func (u *usage) isReady(pt *part, f frontend) bool {
 			}
 		}
 		if pt.remembered {
-			for name := range u.s.local.members[u.w.Name] {
-				if o := u.s.local.slices.Get(name); o != nil && o.ours && o.cluster == pt.cluster && o.ready > 0 {
+			for _, o := range u.s.local.slicesOf(u.w.Name) {
+				if o.cluster == pt.cluster && o.ready > 0 {
 					note(o.family, o.ports)
 				}
 			}
