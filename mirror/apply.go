@@ -54,7 +54,7 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], have 
 	}
 	waits := past.Review(ctx, want.Name, time.Now(), writes)
 	var errs []error
-	missing := false // the service of the slices doesn't exist
+	missing := false // the service of the slices doesn't exist, or is foreign
 	for i := range changes {
 		c := &changes[i]
 		if missing && c.Verb == verbCreate {
@@ -82,7 +82,7 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], have 
 		if err == nil {
 			continue
 		}
-		missing = missing || (c.Object == aService || c.Object == anImport) && c.Verb != verbPatch
+		missing = missing || (c.Object == aService || c.Object == anImport || c.Object == aDerived) && c.Verb != verbPatch
 		err = fmt.Errorf("%s %s %s: %w", c.Verb, c.Object, c.Name, err)
 		if apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) {
 			err = fmt.Errorf("%w: %w", keep.ErrOutdated, err)

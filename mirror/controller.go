@@ -353,7 +353,7 @@ func (c *Controller) overQuota(cluster string, r *quota, before string) (now str
 // Lead writes until ctx ends. It starts with a full pass.
 func (c *Controller) Lead(ctx context.Context) error {
 	writer := keep.NewWriter(keep.WriterConfig[string]{
-		Name: "services", Apply: c.put, Tenant: c.tenant, Workers: c.cfg.Workers,
+		Name: "services", Apply: c.put, Tenant: c.tenant, Workers: c.cfg.Workers, Spacing: c.snapshot.local.imported.spacing,
 		RetryMin: shortestRetry, RetryMax: longestRetry, StuckAfter: stuckAfter,
 		Observe: c.metrics.applied, Logger: c.log,
 	})
@@ -409,10 +409,14 @@ func (c *Controller) put(ctx context.Context, name string) error {
 	past := c.past
 	c.mu.Unlock()
 	changes := Diff(have, want)
-	if _, is := importKey(name); is {
+	_, isImport := importKey(name)
+	if isImport {
 		changes = c.apply.sums.diffImport(have, want)
 	}
 	again, err := c.apply.apply(ctx, past, &have, &want, changes)
+	if isImport && again == 0 && importInTheWay(&have, &want) != nil {
+		again = slowPass // no event of another import's Service is one of this import
+	}
 	if eventErr := c.apply.warn(ctx, past.Of(name, time.Now()), &have, &want); eventErr != nil {
 		c.log.WarnContext(ctx, "create event failed", "service", name, "err", eventErr)
 		if again == 0 || again > slowPass {

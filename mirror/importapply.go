@@ -65,7 +65,7 @@ func (a *applier) serviceImport(ctx context.Context, k Key, have *ObservedImport
 	if c.Verb == verbDelete {
 		err := deleted(ledger, have, api.Delete(ctx, k.Name, exactly(c.have)))
 		if err == nil {
-			a.local.imported.support(k, false)
+			a.local.imported.gone(k)
 			a.log.InfoContext(ctx, "service import deleted", "import", k.String(), "reason", c.Why)
 		}
 		return response{}, err

@@ -67,7 +67,9 @@ func diffImported(have Observed, want *Service) []Change {
 	}
 	going := i != nil && i.going
 	changes = diffDerived(changes, have, want, w != nil && !going && !want.Spec.Headless)
-	if w == nil || going {
+	// Slices of a foreign Service would be endpoints of it.
+	foreign := have.Service != nil && !have.Service.ours && !want.Spec.Headless
+	if w == nil || going || foreign {
 		want = &Service{Name: want.Name, Absent: true}
 	}
 	return diffSlices(changes, have, want, func(o *ObservedSlice) bool { return o.ownedBy(i) })

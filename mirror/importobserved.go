@@ -3,6 +3,7 @@ package mirror
 import (
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -88,8 +89,9 @@ type imported struct {
 	namespaces map[string]*namespaceState
 
 	mu sync.Mutex
-	// unsupported are the imports whose derived Service was refused for its IP family.
-	unsupported map[Key]bool
+	// unsupported are the imports whose derived Service was refused for its IP family, and
+	// deleted those whose ServiceImport the last write deleted.
+	unsupported, deleted map[Key]bool
 }
 
 func newImported(notify func()) *imported {
@@ -99,8 +101,24 @@ func newImported(notify func()) *imported {
 		slices:      keep.NewLedger(keep.LedgerConfig[ObservedSlice]{Meta: (*ObservedSlice).meta, Notify: notify}),
 		members:     map[string]map[string]struct{}{},
 		namespaces:  map[string]*namespaceState{},
-		unsupported: map[Key]bool{},
+		unsupported: map[Key]bool{}, deleted: map[Key]bool{},
 	}
+}
+
+// importSpacing is the minimum time between the deletion of an import and its next write, so
+// that a remote that creates and deletes an export all the time causes few of them.
+const importSpacing = 5 * time.Second
+
+// spacing is called after each write of a local service: see keep.WriterConfig.
+func (l *imported) spacing(name string) time.Duration {
+	k, is := importKey(name)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !is || !l.deleted[k] {
+		return 0
+	}
+	delete(l.deleted, k)
+	return importSpacing
 }
 
 // support notes whether the derived Service of an import was refused for its IP family.
@@ -110,6 +128,14 @@ func (l *imported) support(k Key, refused bool) {
 	if delete(l.unsupported, k); refused {
 		l.unsupported[k] = true
 	}
+}
+
+// gone notes that an import was deleted.
+func (l *imported) gone(k Key) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.unsupported, k)
+	l.deleted[k] = true
 }
 
 func (l *imported) supported(k Key) bool {
@@ -174,11 +200,16 @@ func (l *imported) usable(namespace string) bool {
 }
 
 // get returns the observed state of an import, and the objects with the names of its desired
-// slices.
+// slices. A derived Service of another import, whose name has the same hash, is foreign.
 func (l *imported) get(k Key, want *Service) Observed {
 	o := Observed{
 		Import: l.imports.Get(k.String()), Service: l.services.Get(k.Namespace + "/" + mcs.DerivedName(k.Namespace, k.Name)),
 		Slices: map[string]*ObservedSlice{},
+	}
+	if s := o.Service; s != nil && s.id.Key != k {
+		foreign := *s
+		foreign.ours = false
+		o.Service = &foreign
 	}
 	add := func(slice string) {
 		if s := l.slices.Get(slice); s != nil {

@@ -76,7 +76,7 @@ func (m *Memo) admit(s *Snapshot, origins map[ID]struct{}) {
 			o := set.origins[p.key]
 			_, admitted := r.admitted[p]
 			switch {
-			case !set.synced || o == nil || o.Reject != "":
+			case !set.synced || o == nil || o.Reject != "", p.set.kind == exported && !s.local.imported.usable(p.key.Namespace):
 				r.leave(p)
 			case admitted:
 			case s.exists(p.set, p.key):

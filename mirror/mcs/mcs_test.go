@@ -135,6 +135,33 @@ func TestRank(t *testing.T) {
 	}
 }
 
+// Clusters state when they exported something. That orders a new import, and nothing else.
+func TestStatedTimes(t *testing.T) {
+	stated := map[string]time.Time{
+		"epoch": time.Unix(0, 0), "none": {}, "future": time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC),
+		"now": time.Unix(1.8e9, 0), "now, later": time.Unix(1.8e9, 9e8), "before": time.Date(-9999, 1, 1, 0, 0, 0, 0, time.UTC),
+	}
+	var offers []Offer
+	for cluster, created := range stated {
+		o := offer(cluster, 0, tcp("http", 80))
+		o.Created = created
+		offers = append(offers, o)
+	}
+	order := func(running ...Incumbent) (all []string) {
+		Rank(offers, running)
+		for _, o := range offers {
+			all = append(all, o.Cluster)
+		}
+		return all
+	}
+	if got := order(); !slices.Equal(got, []string{"before", "none", "epoch", "now", "now, later", "future"}) {
+		t.Errorf("new: %q", got)
+	}
+	if got := order(Incumbent{"now", mark("now")}, Incumbent{"future", mark("future")}); !slices.Equal(got, []string{"now", "future", "before", "none", "epoch", "now, later"}) {
+		t.Errorf("running: %q", got)
+	}
+}
+
 func TestIncumbentsAreReadBack(t *testing.T) {
 	all := []Incumbent{{"aws", mark("1")}, {"gcp", mark("2")}}
 	if got := ParseIncumbents(FormatIncumbents(all)); !slices.Equal(got, all) {
