@@ -38,8 +38,9 @@ type Config struct {
 	// of the service overrides it.
 	LocalMinimum int
 	// MultiCluster is whether the Multi-Cluster Services API is implemented, once the local
-	// cluster serves it.
-	MultiCluster bool
+	// cluster serves it and the account may read its objects, and MultiClusterRequired whether
+	// it is an error until then.
+	MultiCluster, MultiClusterRequired bool
 	// ReportNamespace is the namespace of the agents' path reports; empty: none.
 	ReportNamespace string
 	// LegacyEndpoints also writes objects of the deprecated Endpoints API.
@@ -87,8 +88,8 @@ const (
 	// passBurst is the number of passes without passSpacing after a quiet time: a change
 	// and its consequences need two or three.
 	passBurst = 4
-	// firstImports is the time after the start for which new imports wait for remotes that
-	// have not been read.
+	// firstImports is the time for which new imports wait for remotes that have not been read,
+	// after the start, or since the API is served.
 	firstImports = 30 * time.Second
 	// slowPass is the interval of passes without an event.
 	slowPass = 30 * time.Second
@@ -112,7 +113,8 @@ type Controller struct {
 	local    *localFeeds
 	multi    *multicluster // nil: disabled
 	removeAt time.Time     // when services of remotes that are no longer configured are removed
-	// importAfter is until when new imports wait for remotes that have not been read.
+	// importAfter is until when new imports wait for remotes that have not been read; zero: the
+	// API isn't served yet.
 	importAfter time.Time
 	departed    []string // configured ones that are ignored
 
@@ -176,7 +178,7 @@ func New(cfg Config) *Controller {
 	}
 	c.local = c.newLocalFeeds()
 	if cfg.MultiCluster {
-		c.multi, c.importAfter = c.newMulticluster(), time.Now().Add(firstImports)
+		c.multi = c.newMulticluster()
 	}
 	for _, id := range c.snapshot.order {
 		if r := c.remote(id.cluster); r != nil {
@@ -280,6 +282,9 @@ func (c *Controller) pass(now time.Time) ([]string, *keep.Writer[string]) {
 		more = more || again
 	}
 	if c.multi != nil {
+		if c.importAfter.IsZero() && c.multi.served.isOpen() {
+			c.importAfter = now.Add(firstImports)
+		}
 		c.multi.read(s)
 		s.observeImports()
 	}

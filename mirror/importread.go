@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
@@ -79,7 +81,12 @@ func (m *multicluster) tasks() []run.Task {
 func (c *Controller) newMulticluster() *multicluster {
 	sums := c.snapshot.sums
 	m := &multicluster{served: newGate()}
-	m.detect = detector{client: c.cfg.Client, served: m.served, notify: c.trigger.Fire}
+	m.detect = detector{client: c.cfg.Client, served: m.served, notify: c.trigger.Fire, log: errlog.Log{
+		Logger: c.log, Failing: "the Multi-Cluster Services API is off", Quiet: detectEvery,
+	}}
+	if c.cfg.MultiClusterRequired {
+		m.detect.log.Level = slog.LevelError
+	}
 	m.imports = localFeed(c, "service imports", &v1beta1.ServiceImport{}, func(client kube.Client) kube.Resource[*v1beta1.ServiceImportList] {
 		return client.ServiceImports(metav1.NamespaceAll)
 	}, nil, func(obj runtime.Object) *ObservedImport {
@@ -216,17 +223,16 @@ func (src *source) readExports(s *Snapshot) (more, known bool) {
 	return more, src.exports.synced && (!src.gate.isOpen() || src.origins.synced && src.slices.synced)
 }
 
-// detectEvery is the interval of looking whether the local cluster serves the API by now.
+// detectEvery is the interval of looking whether the API can be implemented by now.
 const detectEvery = 30 * time.Second
 
-// detector waits until the local cluster serves the API.
+// detector waits until the local cluster serves the API, and the account may read its objects:
+// other implementations install the same CRDs.
 type detector struct {
 	client kube.Client
 	served *gate
 	notify func()
-
-	mu  sync.Mutex
-	err error
+	log    errlog.Log
 }
 
 // String names the task.
@@ -236,10 +242,9 @@ func (*detector) String() string { return "detection of the Multi-Cluster Servic
 func (d *detector) Run(ctx context.Context) error {
 	for {
 		err := d.ask(ctx)
-		d.mu.Lock()
-		d.err = err
-		d.mu.Unlock()
+		d.log.Note(ctx, err)
 		if err == nil {
+			d.log.Logger.InfoContext(ctx, "the Multi-Cluster Services API is on")
 			d.served.open()
 			d.notify()
 			<-ctx.Done() // The end of a task is the end of the program.
@@ -274,12 +279,25 @@ func (d *detector) ask(ctx context.Context) error {
 	if !served[v1beta1.ServiceExportPluralName] || !served[v1beta1.ServiceImportPluralName] {
 		return errNotServed
 	}
-	return nil
+	return d.mayRead(ctx)
 }
 
-// Err returns why the API isn't served; nil: it is.
-func (d *detector) Err() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.err
+// mayRead returns an error without the rights of deploy/service-mirror/mcs, by an attempt to
+// read each kind of object.
+func (d *detector) mayRead(ctx context.Context) error {
+	one := metav1.ListOptions{Limit: 1}
+	_, err := d.client.ServiceImports(metav1.NamespaceAll).List(ctx, one)
+	if err == nil {
+		_, err = d.client.ServiceExports(metav1.NamespaceAll).List(ctx, one)
+	}
+	if err == nil {
+		_, err = d.client.Namespaces().List(ctx, one)
+	}
+	if apierrors.IsForbidden(err) {
+		return fmt.Errorf("the account lacks the rights of deploy/service-mirror/mcs: %w", err)
+	}
+	return err
 }
+
+// Err returns why the API is off; nil: it is on, or was not looked for yet.
+func (d *detector) Err() error { return d.log.Err() }

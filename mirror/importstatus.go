@@ -13,8 +13,12 @@ func (c *Controller) multiCluster() *status.MultiCluster {
 		return nil
 	}
 	st := &status.MultiCluster{Imports: []status.Import{}}
-	if err := c.multi.detect.Err(); err != nil {
+	switch err := c.multi.detect.Err(); {
+	case err != nil && c.cfg.MultiClusterRequired:
 		st.Error = err.Error()
+		return st
+	case err != nil:
+		st.Off = err.Error()
 		return st
 	}
 	if err := c.multi.fault(); err != nil {

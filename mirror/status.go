@@ -231,6 +231,9 @@ func (c *Controller) clusterStatus(t totals) []status.MirrorCluster {
 			i, all = len(all), append(all, cs)
 		}
 		if src.exports != nil {
+			if !c.multi.served.isOpen() {
+				continue
+			}
 			all[i].Watches = append(all[i].Watches, watchStatus(src.exports, "service exports"))
 			if !src.gate.isOpen() {
 				continue // nothing else is read of a cluster that exports nothing

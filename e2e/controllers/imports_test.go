@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/mcs-api/config/crd"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -266,6 +267,7 @@ func TestImports(t *testing.T) {
 		{"foreign objects", (*importBed).testForeignImports},
 		{"invalid exports", (*importBed).testInvalidExports},
 		{"namespaces", (*importBed).testImportNamespaces},
+		{"a remote that comes and goes", (*importBed).testRemoteComesAndGoes},
 		{"missing rights", (*importBed).testMissingRights},
 		{"without the component", (*importBed).testWithoutComponent},
 		{"a policy that changes Services", (*importBed).testImportsChanged},
@@ -749,7 +751,7 @@ func (b *importBed) testWithoutComponent(t *testing.T) {
 		return err
 	})
 	wait(t, "the status", func() error {
-		if st := i.Status().MultiCluster; st == nil || !strings.Contains(st.Error, "serviceimports") || !strings.Contains(st.Error, "forbidden") {
+		if st := i.Status().MultiCluster; st == nil || !strings.Contains(st.Off, "lacks the rights of deploy/service-mirror/mcs") || st.Error != "" {
 			return fmt.Errorf("%+v", st)
 		}
 		return nil
@@ -758,12 +760,13 @@ func (b *importBed) testWithoutComponent(t *testing.T) {
 	binding.ResourceVersion = ""
 	_, err = bindings.Create(t.Context(), binding, metav1.CreateOptions{})
 	must(t, err)
-	wait(t, "the end of the fault", func() error {
-		if st := i.Status().MultiCluster; st.Error != "" {
-			return errors.New(st.Error)
-		}
-		return nil
-	})
+	// It begins by itself.
+	s = web("web")
+	must(t, putService(t.Context(), b.aws, ns, s, slice(s, "web-1", "10.4.11.1")))
+	b.imported(t, b.gcp, ns, "web", "aws 10.4.11.1:8080")
+	if st := i.Status().MultiCluster; st.Off != "" || st.Error != "" {
+		t.Errorf("%+v", st)
+	}
 }
 
 // testImportsChanged has an admission policy that sets a field of all Services, and adds a
@@ -804,12 +807,64 @@ func (b *importBed) testImportsChanged(t *testing.T) {
 	}
 }
 
+// testRemoteComesAndGoes kills the API server of aws again and again, and restarts the
+// controller of gcp while it is down: imports and derived Services stay as they are. So do the
+// endpoints, except those of a stale cluster beside others.
+func (b *importBed) testRemoteComesAndGoes(t *testing.T) {
+	const ns = "flaps"
+	b.namespace(t, ns, b.gcp, b.aws)
+	stale := func(cfg *mirror.Config) {
+		for i := range cfg.Remotes {
+			cfg.Remotes[i].StaleAfter = time.Second
+		}
+	}
+	i := b.start(t, b.gcp, stale)
+	for n, name := range []string{"one", "both"} {
+		s := web(name)
+		must(t, putService(t.Context(), b.aws, ns, s, slice(s, name+"-1", fmt.Sprintf("10.4.13.%d", n))))
+		b.export(t, b.aws, ns, name)
+	}
+	s := web("both")
+	must(t, putService(t.Context(), b.gcp, ns, s, slice(s, "both-1", "10.2.13.1")))
+	b.export(t, b.gcp, ns, "both")
+	b.imported(t, b.gcp, ns, "one", "aws 10.4.13.0:8080")
+	b.imported(t, b.gcp, ns, "both", "aws 10.4.13.1:8080", "gcp 10.2.13.1:8080")
+	i.still(t)
+	imports, services, endpointSlices := b.admins["gcp"].ServiceImports(ns), b.gcp.Client().CoreV1().Services(ns), b.gcp.Client().DiscoveryV1().EndpointSlices(ns)
+	seen := record(t,
+		recorded{"import", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return imports.List(ctx, o) }, imports.Watch},
+		recorded{"service", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return services.List(ctx, o) }, services.Watch},
+		recorded{"slice", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return endpointSlices.List(ctx, o)
+		}, endpointSlices.Watch},
+	)
+	for round := range 4 {
+		b.aws.StopAPI()
+		if round%2 == 1 {
+			i.stop()
+			i = b.start(t, b.gcp, stale)
+		}
+		time.Sleep(2 * time.Second)
+		must(t, b.aws.StartAPI(t.Context()))
+		b.imported(t, b.gcp, ns, "both", "aws 10.4.13.1:8080", "gcp 10.2.13.1:8080")
+	}
+	b.imported(t, b.gcp, ns, "one", "aws 10.4.13.0:8080")
+	i.still(t)
+	seen.end(t)
+	seen.replay(func(v version, _ state) {
+		if sl, is := v.object.(*discoveryv1.EndpointSlice); !is || sl.Labels[mcs.LabelServiceName] != "both" || sl.Labels[mcs.LabelSourceCluster] != "aws" {
+			t.Errorf("%s %s: %+v", v.event, v.key, v.object)
+		}
+	})
+}
+
 // testLaterCRDs installs the CRDs in merit while controllers run there and elsewhere.
 func (b *importBed) testLaterCRDs(t *testing.T) {
 	const ns = "later"
 	b.namespace(t, ns, b.gcp, b.aws)
 	createNamespace(t, b.merit, ns)
 	all := b.startAll(t, b.merit, b.gcp)
+	required := b.start(t, b.merit, func(cfg *mirror.Config) { cfg.MultiClusterRequired = true })
 	s := web("web")
 	must(t, putService(t.Context(), b.aws, ns, s, slice(s, "web-1", "10.4.10.1")))
 	b.export(t, b.aws, ns, "web")
@@ -819,9 +874,18 @@ func (b *importBed) testLaterCRDs(t *testing.T) {
 	if took := time.Since(began); took > 25*time.Second {
 		t.Errorf("imported after %v", took)
 	}
-	if st := all[0].Status().MultiCluster; st == nil || !strings.Contains(st.Error, "not installed") {
+	if st := all[0].Status().MultiCluster; st == nil || !strings.Contains(st.Off, "not installed") || st.Error != "" {
 		t.Errorf("%+v", st)
 	}
+	if st := required.Status().MultiCluster; st == nil || !strings.Contains(st.Error, "not installed") || st.Off != "" {
+		t.Errorf("required: %+v", st)
+	}
+	for _, c := range all[0].Status().Clusters {
+		if len(c.Watches) > 0 {
+			t.Errorf("nothing of the API is read, and %s has watches: %+v", c.Name, c.Watches)
+		}
+	}
+	required.stop()
 	b.define(t, b.merit)
 	b.imported(t, b.merit, ns, "web", "aws 10.4.10.1:8080")
 	must(t, putService(t.Context(), b.merit, ns, s, slice(s, "web-1", "10.6.10.1")))

@@ -292,8 +292,8 @@ func TestFaultsNameTheirVariable(t *testing.T) {
 				`SEMAPHORE_REMOVAL_GRACE: "-1m" is not a duration`,
 			},
 		},
-		"mirror: both parts off": {
-			mirrorError, []string{"SEMAPHORE_MIRROR_SELECTOR", "", "SEMAPHORE_GLOBAL_SELECTOR", ""}, nil,
+		"mirror: all parts off": {
+			mirrorError, []string{"SEMAPHORE_MIRROR_SELECTOR", "", "SEMAPHORE_GLOBAL_SELECTOR", "", "SEMAPHORE_MCS", "off"}, nil,
 			[]string{"SEMAPHORE_MIRROR_SELECTOR: empty, as is SEMAPHORE_GLOBAL_SELECTOR: nothing is left to do"},
 		},
 		"policy: its own settings": {

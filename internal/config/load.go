@@ -79,7 +79,7 @@ func loadMirror(args []string, out io.Writer, namespaceFile string) (cfg Mirror,
 		l.namespace(&cfg.Namespace, podNamespace)
 	}
 	l.namespace(&cfg.MirrorNamespace, otherwise)
-	if cfg.MirrorSelector == "" && cfg.GlobalSelector == "" {
+	if cfg.MirrorSelector == "" && cfg.GlobalSelector == "" && cfg.MultiCluster == MultiClusterOff {
 		l.fault(&cfg.MirrorSelector, "empty, as is %s: nothing is left to do", l.setting(&cfg.GlobalSelector).origin)
 	}
 	l.warnings = slices.Concat(l.warnings, prefixWarnings(cfg.Remotes), ignoredWarnings(&cfg))

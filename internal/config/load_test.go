@@ -199,7 +199,7 @@ func TestMirrorFromEnvironment(t *testing.T) {
 		RoutingStrategyLabel: "mirror.semaphore.uw.io/global-service-routing-strategy=local-first",
 		LocalMinimum:         1,
 		LegacyEndpoints:      true,
-		MultiCluster:         MultiClusterOff,
+		MultiCluster:         MultiClusterAuto,
 		Removal:              Removal{RemovalGrace: 10 * time.Minute},
 	}
 	if diff := cmp.Diff(want, got, comparePrefixes()); diff != "" {

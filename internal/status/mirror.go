@@ -131,8 +131,10 @@ type WithdrawnNode struct {
 
 // MultiCluster is the status of the Multi-Cluster Services API in the local cluster.
 type MultiCluster struct {
-	// Error is why the API isn't served, or why the program can't read what it needs for it;
-	// empty: neither.
+	// Off is why the API isn't implemented in this cluster, although it may be; empty: it is.
+	Off string `json:"off,omitempty"`
+	// Error is why the API isn't implemented, although it must be, or why the program can't read
+	// what it needs for it; empty: neither.
 	Error string `json:"error,omitempty"`
 	// Imports are the imports and the exports of the local cluster. Those with conflicts and
 	// faults are first.

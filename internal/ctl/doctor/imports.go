@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -20,8 +21,8 @@ func importRules() []Rule {
 			Remedy: "run semaphorectl join, which installs the CRDs and the rights, or see docs/multi-cluster-services.md; to do without the API in this cluster, semaphorectl join --mcs=false",
 			Find: func(f *Facts, found func(Finding)) {
 				f.eachImporting(func(c *inspect.Cluster, report *status.MultiCluster, source string) {
-					if report.Error != "" {
-						found(Finding{Scope{Cluster: c.Name}, "nothing is imported into " + c.Name, []Evidence{{report.Error, source}}})
+					if why := cmp.Or(report.Error, report.Off); why != "" {
+						found(Finding{Scope{Cluster: c.Name}, "nothing is imported into " + c.Name, []Evidence{{why, source}}})
 					}
 				})
 			},
