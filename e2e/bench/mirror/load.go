@@ -14,18 +14,17 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
-	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 )
 
 // changes changes endpoints at a rate and measures how long it takes from the
 // event of the remote API server to that of the local one, both as a client of
 // our own sees them, and from the request that made the change.
-func (b *bench) changes(ctx context.Context, rate int) error {
-	remote, err := watchSlices(ctx, b.remote, namespace)
+func (b *bench) changes(ctx context.Context, of copies, rate int) error {
+	remote, err := watchSlices(ctx, b.remote, of.from)
 	if err != nil {
 		return err
 	}
-	local, err := watchSlices(ctx, b.local, programs.Namespace)
+	local, err := watchSlices(ctx, b.local, of.to)
 	if err != nil {
 		return err
 	}
@@ -53,7 +52,7 @@ func (b *bench) changes(ctx context.Context, rate int) error {
 		sent[n] = time.Now()
 		writing.Go(func() {
 			body := fmt.Sprintf(`[{"op":"add","path":"/endpoints/0/hostname","value":%q}]`, key(n))
-			_, err := b.remote.DiscoveryV1().EndpointSlices(namespace).Patch(ctx, serviceName(n%b.services), types.JSONPatchType, []byte(body), metav1.PatchOptions{})
+			_, err := b.remote.DiscoveryV1().EndpointSlices(of.from).Patch(ctx, serviceName(n%of.services), types.JSONPatchType, []byte(body), metav1.PatchOptions{})
 			errs <- err
 		})
 	}
@@ -93,8 +92,8 @@ func (b *bench) changes(ctx context.Context, rate int) error {
 	if len(ours) == 0 {
 		return errors.New("no change arrived")
 	}
-	b.results = append(b.results, ours.Results(fmt.Sprintf("endpoint changes, %d/s", rate))...)
-	b.row(fmt.Sprintf("%d changes/s for %v", rate, b.load), "%v from event to event; %v from the request; missing %d of %d; %.2f writes a change; %s",
+	b.results = append(b.results, ours.Results(fmt.Sprintf("endpoint changes%s, %d/s", of.name, rate))...)
+	b.row(fmt.Sprintf("%d changes/s%s for %v", rate, of.name, b.load), "%v from event to event; %v from the request; missing %d of %d; %.2f writes a change; %s",
 		ours, whole, total-len(ours), total, float64(after-before)/float64(total), cost)
 	return nil
 }

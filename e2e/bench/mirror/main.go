@@ -16,19 +16,22 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 func main() {
-	b := &bench{}
+	b := &bench{multi: map[string]kube.Client{}}
 	flag.IntVar(&b.services, "services", 1000, "services of the remote cluster")
 	flag.IntVar(&b.endpoints, "endpoints", 10, "endpoints of each")
 	flag.DurationVar(&b.load, "load", 30*time.Second, "how long each load lasts")
 	flag.IntVar(&b.runs, "runs", 3, "how often to mirror from nothing")
 	flag.IntVar(&b.large, "large", 10000, "services for the measurement of memory; 0: none")
+	flag.BoolVar(&b.imports, "imports", false, "measure imports of exported services instead, beside mirrors")
 	flag.StringVar(&b.json, "json", "", "file to append the figures to, one JSON object per line")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -44,10 +47,12 @@ type bench struct {
 	services, endpoints, runs, large int
 	load                             time.Duration
 	json                             string
+	imports                          bool
 
 	*measure.Stage
 	local, remote kubernetes.Interface
-	mirrors       metadata.ResourceInterface // slices of the local cluster
+	slices        metadata.Getter        // of the local cluster
+	multi         map[string]kube.Client // for exports and imports, by cluster
 	table         []string
 	results       []measure.Result
 }
@@ -73,15 +78,18 @@ func (b *bench) run(ctx context.Context) (err error) {
 		return err
 	}
 	measure.Say("creating %d services with %d endpoints each", b.services, b.endpoints)
-	if err := b.fill(ctx, 0, b.services); err != nil {
+	if err := b.fill(ctx, b.remote, b.mirrors(), 0, b.services); err != nil {
 		return err
 	}
 	steps := []func(context.Context) error{b.fromNothing, b.restart}
 	for _, rate := range []int{20, 200} {
-		steps = append(steps, func(ctx context.Context) error { return b.changes(ctx, rate) })
+		steps = append(steps, func(ctx context.Context) error { return b.changes(ctx, b.mirrors(), rate) })
 	}
 	if b.large > b.services {
 		steps = append(steps, b.memory)
+	}
+	if b.imports {
+		steps = b.importSteps()
 	}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
@@ -100,11 +108,14 @@ func (b *bench) clients(ctx context.Context) error {
 	for c, to := range map[*testbed.Cluster]*kubernetes.Interface{b.Local: &b.local, b.Remote: &b.remote} {
 		cfg, err := measure.Client(ctx, c, programs.Namespace, "bench", rbacv1.PolicyRule{
 			APIGroups: []string{"", "discovery.k8s.io"}, Resources: []string{"namespaces", "services", "endpointslices"}, Verbs: []string{"*"},
-		})
+		}, rbacv1.PolicyRule{APIGroups: []string{v1beta1.GroupName}, Resources: []string{"serviceexports", "serviceimports"}, Verbs: []string{"*"}})
 		if err != nil {
 			return err
 		}
 		if *to, err = kubernetes.NewForConfig(cfg); err != nil {
+			return err
+		}
+		if b.multi[c.Name], err = kube.NewClient(cfg); err != nil {
 			return err
 		}
 		if c != b.Local {
@@ -114,7 +125,7 @@ func (b *bench) clients(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		b.mirrors = inside.Resource(discoveryv1.SchemeGroupVersion.WithResource("endpointslices")).Namespace(programs.Namespace)
+		b.slices = inside.Resource(discoveryv1.SchemeGroupVersion.WithResource("endpointslices"))
 	}
 	return nil
 }

@@ -10,31 +10,42 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-const (
-	namespace = "shop"
-	mark      = "mirror.semaphore.uw.io/mirror-service"
-)
+const mark = "mirror.semaphore.uw.io/mirror-service"
+
+// copies are services of the remote cluster that are copied to the local one.
+type copies struct {
+	name     string            // in results
+	from, to string            // namespaces, there and here
+	services int               // there
+	labels   map[string]string // of each
+}
+
+func (b *bench) mirrors() copies {
+	return copies{from: "shop", to: programs.Namespace, services: b.services, labels: map[string]string{mark: "true"}}
+}
 
 func serviceName(i int) string { return fmt.Sprintf("service-%05d", i) }
 
-// fill creates the services from one number to another.
-func (b *bench) fill(ctx context.Context, from, to int) error {
-	_, err := b.remote.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+// fill creates the services from one number to another in a cluster.
+func (b *bench) fill(ctx context.Context, in kubernetes.Interface, of copies, from, to int) error {
+	_, err := in.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: of.from}}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
 	return testbed.InParallel(ctx, to-from, func(ctx context.Context, n int) error {
 		i := from + n
-		name, labels := serviceName(i), map[string]string{mark: "true"}
-		_, err := b.remote.CoreV1().Services(namespace).Create(ctx, &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
+		name := serviceName(i)
+		_, err := in.CoreV1().Services(of.from).Create(ctx, &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: of.labels},
 			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80}}},
 		}, metav1.CreateOptions{})
 		if err != nil {
@@ -42,7 +53,7 @@ func (b *bench) fill(ctx context.Context, from, to int) error {
 		}
 		port, portName, protocol, yes := int32(8080), "http", corev1.ProtocolTCP, true
 		slice := &discoveryv1.EndpointSlice{
-			ObjectMeta:  metav1.ObjectMeta{Name: name, Labels: map[string]string{mark: "true", discoveryv1.LabelServiceName: name}},
+			ObjectMeta:  metav1.ObjectMeta{Name: name, Labels: labels.Merge(of.labels, labels.Set{discoveryv1.LabelServiceName: name})},
 			AddressType: discoveryv1.AddressTypeIPv4,
 			Ports:       []discoveryv1.EndpointPort{{Name: &portName, Port: &port, Protocol: &protocol}},
 		}
@@ -51,7 +62,7 @@ func (b *bench) fill(ctx context.Context, from, to int) error {
 				Addresses: []string{address(i*b.endpoints + e)}, Conditions: discoveryv1.EndpointConditions{Ready: &yes},
 			})
 		}
-		_, err = b.remote.DiscoveryV1().EndpointSlices(namespace).Create(ctx, slice, metav1.CreateOptions{})
+		_, err = in.DiscoveryV1().EndpointSlices(of.from).Create(ctx, slice, metav1.CreateOptions{})
 		return err
 	})
 }
@@ -59,19 +70,19 @@ func (b *bench) fill(ctx context.Context, from, to int) error {
 // address returns one of the remote's pod subnet, 10.4.0.0/16.
 func address(n int) string { return fmt.Sprintf("10.4.%d.%d", n/250%250, 1+n%250) }
 
-// waitMirrored waits until there are so many slices of ours. It follows their metadata
-// alone: to list them again and again would take more of the machine than to make them.
-func (b *bench) waitMirrored(ctx context.Context, n int) error {
+// waitCopied waits until there are so many slices of ours in a namespace. It follows their
+// metadata alone: to list them again and again would take more of the machine than to make them.
+func (b *bench) waitCopied(ctx context.Context, namespace string, n int) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Minute, errors.New("not within five minutes"))
 	defer cancel()
 	options := metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=semaphore-service-mirror"}
-	list, err := b.mirrors.List(ctx, options)
+	list, err := b.slices.Namespace(namespace).List(ctx, options)
 	if err != nil {
 		return err
 	}
 	have := len(list.Items)
 	options.ResourceVersion = list.ResourceVersion
-	w, err := b.mirrors.Watch(ctx, options)
+	w, err := b.slices.Namespace(namespace).Watch(ctx, options)
 	if err != nil {
 		return err
 	}
@@ -79,10 +90,10 @@ func (b *bench) waitMirrored(ctx context.Context, n int) error {
 	for have != n {
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("wait for %d mirrors: %d: %w", n, have, context.Cause(ctx))
+			return fmt.Errorf("wait for %d slices: %d: %w", n, have, context.Cause(ctx))
 		case event, open := <-w.ResultChan():
 			if !open {
-				return fmt.Errorf("wait for %d mirrors: the watch ended at %d", n, have)
+				return fmt.Errorf("wait for %d slices: the watch ended at %d", n, have)
 			}
 			switch event.Type {
 			case watch.Added:
@@ -112,35 +123,17 @@ func (b *bench) clean(ctx context.Context) error {
 	return errors.Join(err, b.local.DiscoveryV1().EndpointSlices(programs.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 }
 
-// fromNothing measures from the start of the process to the last mirror, and
-// the processor time of each process.
+// fromNothing measures from the start of the process to the last mirror.
 func (b *bench) fromNothing(ctx context.Context) error {
 	var ours measure.Latencies
 	var cost string
 	for range b.runs {
-		if b.Program.Process() != nil {
-			if err := b.Program.Stop(ctx); err != nil {
-				return err
-			}
-			if err := b.clean(ctx); err != nil {
-				return err
-			}
-		}
-		started := time.Now()
-		if err := b.Program.Start(); err != nil {
+		var took time.Duration
+		var err error
+		if took, cost, err = b.once(ctx, b.clean, b.mirrored); err != nil {
 			return err
 		}
-		used, err := b.Usage()
-		if err != nil {
-			return err
-		}
-		if err := b.waitMirrored(ctx, b.services); err != nil {
-			return err
-		}
-		ours = append(ours, time.Since(started))
-		if cost, err = used.Since(); err != nil {
-			return err
-		}
+		ours = append(ours, took)
 	}
 	writes, err := b.writes(ctx)
 	if err != nil {
@@ -150,6 +143,37 @@ func (b *bench) fromNothing(ctx context.Context) error {
 	b.row(fmt.Sprintf("%d services x %d from nothing", b.services, b.endpoints), "%.2f s (%v); %.2f requests per object; %s",
 		ours.Quantile(0.5).Seconds(), rounded(ours), float64(writes)/float64(2*b.services), cost)
 	return nil
+}
+
+func (b *bench) mirrored(ctx context.Context) error {
+	return b.waitCopied(ctx, programs.Namespace, b.services)
+}
+
+// once starts the program again, with nothing of ours in the local cluster, and measures until
+// the end of wait, and the processor time of each process.
+func (b *bench) once(ctx context.Context, clean, wait func(context.Context) error) (took time.Duration, cost string, err error) {
+	if b.Program.Process() != nil {
+		if err := b.Program.Stop(ctx); err != nil {
+			return 0, "", err
+		}
+	}
+	if err := clean(ctx); err != nil {
+		return 0, "", err
+	}
+	started := time.Now()
+	if err := b.Program.Start(); err != nil {
+		return 0, "", err
+	}
+	used, err := b.Usage()
+	if err != nil {
+		return 0, "", err
+	}
+	if err := wait(ctx); err != nil {
+		return 0, "", err
+	}
+	took = time.Since(started)
+	cost, err = used.Since()
+	return took, cost, err
 }
 
 func rounded(all []time.Duration) []time.Duration {
@@ -196,10 +220,10 @@ func (b *bench) memory(ctx context.Context) error {
 		return err
 	}
 	measure.Say("creating %d services", b.large-b.services)
-	if err := b.fill(ctx, b.services, b.large); err != nil {
+	if err := b.fill(ctx, b.remote, b.mirrors(), b.services, b.large); err != nil {
 		return err
 	}
-	if err := b.waitMirrored(ctx, b.large); err != nil {
+	if err := b.waitCopied(ctx, programs.Namespace, b.large); err != nil {
 		return err
 	}
 	peak, _, err := measure.Resident(b.Program.Process().PID())
