@@ -54,10 +54,10 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], have 
 	}
 	waits := past.Review(ctx, want.Name, time.Now(), writes)
 	var errs []error
-	missing := false // the service of the slices doesn't exist, or is foreign
+	var missing []string // objects that could not be created, or deleted for another one
 	for i := range changes {
 		c := &changes[i]
-		if missing && c.Verb == verbCreate {
+		if slices.ContainsFunc(missing, c.needs) {
 			continue
 		}
 		if wait := waits[i]; wait > 0 {
@@ -69,7 +69,7 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], have 
 		done, err := a.change(ctx, have, want, c)
 		if err == nil || done.sum != 0 {
 			w := &writes[i]
-			switch {
+			switch w.Want = uint64(c.want); {
 			case err != nil:
 				w.Want = uint64(done.sum) // a part of the change
 			case c.Verb == verbCreate:
@@ -82,7 +82,9 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], have 
 		if err == nil {
 			continue
 		}
-		missing = missing || (c.Object == aService || c.Object == anImport || c.Object == aDerived) && c.Verb != verbPatch
+		if c.Verb != verbPatch {
+			missing = append(missing, c.Object)
+		}
 		err = fmt.Errorf("%s %s %s: %w", c.Verb, c.Object, c.Name, err)
 		if apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) {
 			err = fmt.Errorf("%w: %w", keep.ErrOutdated, err)
@@ -92,10 +94,25 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], have 
 	return again, errors.Join(errs...)
 }
 
+// needs reports whether a change is in vain without another object.
+func (c *Change) needs(object string) bool {
+	switch object {
+	case aService:
+		return c.Verb == verbCreate
+	case anImport:
+		return c.Verb == verbCreate || c.Object == importStatus
+	case aDerived:
+		return c.Verb == verbCreate && (c.Object == aDerived || c.Object == aSlice)
+	}
+	return false
+}
+
 // write returns a change as Overrides identifies it.
 func (c *Change) write(have *Observed, want *Service) keep.Write {
 	w := keep.Write{Object: c.Object + " " + c.Name, Have: uint64(c.have.sum), Want: uint64(c.want), By: c.have.by}
 	switch {
+	case c.Object == aDerived && c.Verb == verbPatch && have.Service.owner == "":
+		w.Object += ", its owner" // which a policy that changes other fields must not hold up
 	case c.Verb == verbDelete, c.Ports != nil:
 		w.Urgent = true
 	case c.Object == aSlice && c.Verb == verbPatch:

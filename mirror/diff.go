@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 )
 
 // Verbs and objects of a Change, as in metrics.
@@ -36,8 +35,7 @@ type Change struct {
 	Why  string
 	have identity // of the changed or deleted object
 	want sum      // of the desired object; 0: none
-	// status is the desired one of an import, conditions those of an export.
-	status     *v1beta1.ServiceImportStatus
+	// conditions are those of an export. The status of an import depends on the writes before.
 	conditions []metav1.Condition
 }
 

@@ -34,17 +34,16 @@ func (a *applier) importChange(ctx context.Context, k Key, have *Observed, want 
 	case anImport:
 		return a.serviceImport(ctx, k, have.Import, want, c)
 	case importStatus:
-		return a.importStatus(ctx, k, c)
+		return a.importStatus(ctx, k, want, c)
 	case exportStatus:
 		return a.exportStatus(ctx, k, c)
 	}
 	var owner types.UID
-	if c.Verb != verbDelete {
-		i := a.local.imported.imports.Get(k.String())
-		if i == nil || !i.ours || i.going {
-			return response{}, apierrors.NewNotFound(v1beta1.Resource(v1beta1.ServiceImportPluralName), k.Name)
-		}
+	switch i := a.local.imported.imports.Get(k.String()); {
+	case i != nil && i.ours && !i.going:
 		owner = types.UID(i.UID)
+	case c.Verb != verbDelete && (i != nil || c.Object != aDerived):
+		return response{}, apierrors.NewNotFound(v1beta1.Resource(v1beta1.ServiceImportPluralName), k.Name)
 	}
 	if c.Object == aDerived {
 		return a.derived(ctx, k, have.Service, want, c, owner)
@@ -74,6 +73,10 @@ func (a *applier) serviceImport(ctx context.Context, k Key, have *ObservedImport
 	var made *v1beta1.ServiceImport
 	var err error
 	if c.Verb == verbCreate {
+		if s := a.local.imported.service(k); s != nil && s.ours && s.owner == "" && !want.Spec.Headless {
+			object.Spec.IPs, object.Spec.IPFamilies = s.ips, s.families
+			c.want = a.sums.serviceImport(object)
+		}
 		made, err = api.Create(ctx, object, created())
 	} else {
 		made, err = patchOf(ctx, api.Patch, k.Name, importPatch(c.have, have, object))
@@ -111,7 +114,7 @@ func importPatch(have identity, was *ObservedImport, object *v1beta1.ServiceImpo
 		return m
 	}
 	p := mergePatch{
-		"metadata": mergePatch{"uid": have.UID, "resourceVersion": have.ResourceVersion},
+		"metadata": versioned(have),
 		"spec": mergePatch{
 			"type": object.Spec.Type, "ports": object.Spec.Ports, "ips": object.Spec.IPs, "ipFamilies": object.Spec.IPFamilies,
 			"sessionAffinity": object.Spec.SessionAffinity, "sessionAffinityConfig": object.Spec.SessionAffinityConfig,
@@ -119,26 +122,38 @@ func importPatch(have identity, was *ObservedImport, object *v1beta1.ServiceImpo
 		},
 	}
 	if was != nil {
-		p["metadata"] = mergePatch{
-			"uid": have.UID, "resourceVersion": have.ResourceVersion,
-			"labels": marks(was.labels, object.Labels), "annotations": marks(was.annots, object.Annotations),
-		}
+		metadata := versioned(have)
+		metadata["labels"], metadata["annotations"] = marks(was.labels, object.Labels), marks(was.annots, object.Annotations)
+		p["metadata"] = metadata
 	}
 	return p
 }
 
+// versioned returns the preconditions of a patch, without managed fields of ours.
+func versioned(have identity) mergePatch {
+	m := mergePatch{"uid": have.UID, "resourceVersion": have.ResourceVersion}
+	if have.tracked {
+		m["managedFields"] = kube.Untracked()
+	}
+	return m
+}
+
 // importStatus writes the status of an import, as it is after earlier changes.
-func (a *applier) importStatus(ctx context.Context, k Key, c *Change) (response, error) {
+func (a *applier) importStatus(ctx context.Context, k Key, want *Service, c *Change) (response, error) {
 	ledger := a.local.imported.imports
 	now := ledger.Get(k.String())
-	if now == nil || now.UID != c.have.UID {
-		return response{}, nil // the next pass has another one
+	if now == nil || c.have.UID != "" && now.UID != c.have.UID {
+		return response{}, keep.ErrOutdated // the next pass has another one
+	}
+	with := *want.Imported
+	with.IPs, with.Unsupported = now.spec.IPs, !a.local.imported.supported(k)
+	st, differs := statusOf(now, &with)
+	if c.want = a.sums.status(st); !differs {
+		return response{sum: c.want}, nil
 	}
 	made, err := patchOf(ctx, a.client.ServiceImports(k.Namespace).Patch, k.Name, mergePatch{
-		"metadata": mergePatch{"uid": now.UID, "resourceVersion": now.ResourceVersion},
-		"status": mergePatch{
-			"clusters": c.status.Clusters, "conditions": c.status.Conditions, "endpointSliceObjects": c.status.EndpointSliceObjects,
-		},
+		"metadata": versioned(now.identity),
+		"status":   mergePatch{"clusters": st.Clusters, "conditions": st.Conditions, "endpointSliceObjects": st.EndpointSliceObjects},
 	}, "status")
 	if err != nil {
 		return response{}, terminating(err)

@@ -20,13 +20,14 @@ const (
 )
 
 // diffImport returns the changes from the observed to the desired state of an import, in the
-// order in which they are made: the import first, because it owns its objects.
+// order in which they are made: the import before what it owns, but a new Service before a new
+// import, which has its addresses.
 //
 //	| observed import  | desired | change                                              |
 //	| ---------------- | ------- | --------------------------------------------------- |
 //	| another client's | any     | our objects are removed                             |
 //	| none             | held    | none but the status of the export                   |
-//	| none             | some    | create, then its Service, then its addresses        |
+//	| none             | some    | create its Service, it, and its slices; own Service |
 //	| ours             | some    | patch what differs; slices by name                  |
 //	| ours             | none    | delete with its objects                             |
 func (h summer) diffImport(have Observed, want Service) []Change {
@@ -34,11 +35,12 @@ func (h summer) diffImport(have Observed, want Service) []Change {
 	if want.Hold == "" {
 		changes = diffImported(have, &want)
 	}
-	if have.Import != nil && have.Import.ours && !have.Import.going && want.Imported != nil && want.Imported.Status != nil && want.Hold == "" {
-		if st, differs := statusOf(have.Import, want.Imported); differs {
-			changes = append(changes, Change{
-				Verb: verbPatch, Object: importStatus, Name: want.Name, have: have.Import.of(h.status(&have.Import.status)), want: h.status(st), status: st,
-			})
+	if i := have.Import; want.Imported != nil && want.Imported.Status != nil && want.Hold == "" && (i == nil || i.ours && !i.going) {
+		if i == nil {
+			i = &ObservedImport{}
+		}
+		if st, differs := statusOf(i, want.Imported); differs {
+			changes = append(changes, Change{Verb: verbPatch, Object: importStatus, Name: want.Name, have: i.of(h.status(&i.status)), want: h.status(st)})
 		}
 	}
 	if x := have.Export; x != nil && x.Status != nil && want.Conditions != nil {
@@ -66,7 +68,11 @@ func diffImported(have Observed, want *Service) []Change {
 		changes = append(changes, Change{Verb: verbPatch, Object: anImport, Name: want.Name, have: i.identity, want: w.sum})
 	}
 	going := i != nil && i.going
-	changes = diffDerived(changes, have, want, w != nil && !going && !want.Spec.Headless)
+	if derived := diffDerived(have, want, w != nil && !going && !want.Spec.Headless); i == nil && have.Service == nil {
+		changes = append(derived, changes...)
+	} else {
+		changes = append(changes, derived...)
+	}
 	// Slices of a foreign Service would be endpoints of it.
 	foreign := have.Service != nil && !have.Service.ours && !want.Spec.Headless
 	if w == nil || going || foreign {
@@ -75,7 +81,7 @@ func diffImported(have Observed, want *Service) []Change {
 	return diffSlices(changes, have, want, func(o *ObservedSlice) bool { return o.ownedBy(i) })
 }
 
-func diffDerived(changes []Change, have Observed, want *Service, wanted bool) []Change {
+func diffDerived(have Observed, want *Service, wanted bool) []Change {
 	o := have.Service
 	c := Change{Object: aDerived, Name: want.Name}
 	if o != nil {
@@ -86,22 +92,22 @@ func diffDerived(changes []Change, have Observed, want *Service, wanted bool) []
 	}
 	switch {
 	case o == nil && !wanted:
-		return changes
+		return nil
 	case o == nil:
 		c.Verb = verbCreate
 	case !o.ours, o.going:
-		return changes
+		return nil
 	case !wanted:
 		c.Verb, c.Why = verbDelete, "no import has its addresses"
 	case o.sum == c.want && o.ownedBy(have.Import):
-		return changes
+		return nil
 	case mustBeAnother(o, want):
 		c.Verb, c.Why, c.want = verbDelete, "its first IP family is immutable", 0
-		return append(changes, c, Change{Verb: verbCreate, Object: aDerived, Name: want.Name, have: c.have, want: want.Imported.derivedSum})
+		return []Change{c, {Verb: verbCreate, Object: aDerived, Name: want.Name, have: c.have, want: want.Imported.derivedSum}}
 	default:
 		c.Verb = verbPatch
 	}
-	return append(changes, c)
+	return []Change{c}
 }
 
 // statusOf returns the desired status of an import, and whether it differs.

@@ -45,7 +45,9 @@ func (t *Service) derived(k Key, owner types.UID) *corev1.Service {
 	s := t.service(k.Namespace)
 	s.Name = mcs.DerivedName(k.Namespace, k.Name)
 	s.Labels, s.Annotations = map[string]string{mcs.LabelImported: labelValue}, map[string]string{mcs.AnnotImport: k.Name}
-	s.OwnerReferences = []metav1.OwnerReference{mcs.Owner(k.Name, owner)}
+	if owner != "" { // it is made before the import, which gets its addresses
+		s.OwnerReferences = []metav1.OwnerReference{mcs.Owner(k.Name, owner)}
+	}
 	if d := t.Imported.TrafficDistribution; d != "" {
 		s.Spec.TrafficDistribution = &d
 	}

@@ -40,7 +40,7 @@ func (h summer) observedImport(i *v1beta1.ServiceImport) *ObservedImport {
 		identity: identity{
 			Meta: keep.Meta{Name: i.Namespace + "/" + i.Name, UID: string(i.UID), ResourceVersion: i.ResourceVersion},
 			sum:  h.serviceImport(i),
-			ours: i.Labels[mcs.LabelImported] == labelValue, going: i.DeletionTimestamp != nil, by: kube.LastManager(i, fieldManager),
+			ours: i.Labels[mcs.LabelImported] == labelValue, going: i.DeletionTimestamp != nil, tracked: kube.Tracked(i, fieldManager), by: kube.LastManager(i, fieldManager),
 		},
 		key:     Key{i.Namespace, i.Name},
 		exports: mcs.ParseIncumbents(i.Annotations[mcs.AnnotExports]),
@@ -199,18 +199,22 @@ func (l *imported) usable(namespace string) bool {
 	return n != nil && !n.going
 }
 
+// service returns the derived Service of an import. That of another import, whose name has the
+// same hash, is foreign.
+func (l *imported) service(k Key) *ObservedService {
+	s := l.services.Get(k.Namespace + "/" + mcs.DerivedName(k.Namespace, k.Name))
+	if s == nil || s.id.Key == k {
+		return s
+	}
+	foreign := *s
+	foreign.ours = false
+	return &foreign
+}
+
 // get returns the observed state of an import, and the objects with the names of its desired
-// slices. A derived Service of another import, whose name has the same hash, is foreign.
+// slices.
 func (l *imported) get(k Key, want *Service) Observed {
-	o := Observed{
-		Import: l.imports.Get(k.String()), Service: l.services.Get(k.Namespace + "/" + mcs.DerivedName(k.Namespace, k.Name)),
-		Slices: map[string]*ObservedSlice{},
-	}
-	if s := o.Service; s != nil && s.id.Key != k {
-		foreign := *s
-		foreign.ours = false
-		o.Service = &foreign
-	}
+	o := Observed{Import: l.imports.Get(k.String()), Service: l.service(k), Slices: map[string]*ObservedSlice{}}
 	add := func(slice string) {
 		if s := l.slices.Get(slice); s != nil {
 			o.Slices[slice] = s

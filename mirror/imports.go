@@ -324,7 +324,7 @@ func (s *Snapshot) wantImport(m *Memo, k Key) (Service, Observed) {
 	if w.Imported != nil {
 		with := *w.Imported
 		w.Imported, with.Unsupported = &with, !s.local.imported.supported(k)
-		if o := have.Service; o != nil && o.ours && !w.Spec.Headless && !o.spec.Headless && o.ownedBy(have.Import) {
+		if o := have.Service; o != nil && o.ours && !w.Spec.Headless && !o.spec.Headless && (o.owner == "" || o.ownedBy(have.Import)) {
 			with.IPs, with.Families = o.ips, o.families
 		}
 		with.sum = s.sums.serviceImport(with.object(k))

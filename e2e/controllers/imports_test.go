@@ -799,7 +799,7 @@ func (b *importBed) testImportsChanged(t *testing.T) {
 	for name, port := range map[string]int32{"before": 81, "after": 80} {
 		wait(t, "the derived Service of "+name, func() error {
 			d, err := b.gcp.Client().CoreV1().Services(ns).Get(t.Context(), mcs.DerivedName(ns, name), metav1.GetOptions{})
-			if err == nil && (d.Spec.Ports[0].Port != port || d.Labels["team"] == "") {
+			if err == nil && (d.Spec.Ports[0].Port != port || d.Labels["team"] == "" || len(d.OwnerReferences) != 1) {
 				err = fmt.Errorf("%+v %v, %+v", d.Spec.Ports, d.Labels, i.Status().Services)
 			}
 			return err

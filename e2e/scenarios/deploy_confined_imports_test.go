@@ -150,7 +150,7 @@ func derivedServices(t *testing.T, own, admin kubernetes.Interface, owner types.
 		{"of a longer name", func(s *corev1.Service) { s.Name = derivedName + "0" }, inTheName},
 		{"of a name with other letters", func(s *corev1.Service) { s.Name = "derived-012345678z" }, inTheName},
 		{"of a generated name", func(s *corev1.Service) { s.Name, s.GenerateName = "", "derived-01234-" }, inTheName},
-		{"without an owner", func(s *corev1.Service) { s.OwnerReferences = nil }, owned},
+		{"without an owner", func(s *corev1.Service) { s.OwnerReferences = nil }, ""},
 		{"of another owner", func(s *corev1.Service) { s.OwnerReferences[0].Kind = "ServiceExport" }, owned},
 		{"of another import's", func(s *corev1.Service) { s.OwnerReferences[0].Name = "db" }, owned},
 		{"of two owners", func(s *corev1.Service) { s.OwnerReferences = append(s.OwnerReferences, ownerOf("web", "x")...) }, owned},
