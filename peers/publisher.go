@@ -37,6 +37,7 @@ type Self struct {
 	ExternalIPs []netip.Addr
 	Annotations map[string]string // of annotationGroup
 	PodCIDRs    []netip.Prefix    // of its spec
+	Plain       bool              // PodCIDRs can be published, see plain
 	Noted       pods.Noted
 	Version     string // resource version; not compared
 }
@@ -47,9 +48,18 @@ func (s Self) Published() ([]netip.Prefix, bool) {
 	return parsePrefixes(text), carried
 }
 
+// plain reports whether the admission policy accepts a node's podCIDRs as its annotation: it
+// compares texts, and no prefix is too wide.
+func plain(texts []string) bool {
+	return len(texts) > 0 && !slices.ContainsFunc(texts, func(text string) bool {
+		p, err := parsePrefix(text)
+		return err != nil || p.String() != text || tooWide(p)
+	})
+}
+
 // TrimSelf trims this node's object. Heartbeats leave the result equal.
 func TrimSelf(n *corev1.Node) Self {
-	s := Self{Name: n.Name, UID: n.UID, Annotations: map[string]string{}, PodCIDRs: nodePodCIDRs(n), Noted: pods.Note(n), Version: n.ResourceVersion}
+	s := Self{Name: n.Name, UID: n.UID, Annotations: map[string]string{}, PodCIDRs: nodePodCIDRs(n), Plain: plain(specPodCIDRs(n)), Noted: pods.Note(n), Version: n.ResourceVersion}
 	for _, a := range n.Status.Addresses {
 		ip, err := netip.ParseAddr(a.Address)
 		switch {
@@ -71,7 +81,7 @@ func TrimSelf(n *corev1.Node) Self {
 // Equal reports whether two states of this node are equal in the trimmed parts.
 func (s Self) Equal(o Self) bool {
 	return s.Name == o.Name && s.UID == o.UID && slices.Equal(s.InternalIPs, o.InternalIPs) &&
-		slices.Equal(s.ExternalIPs, o.ExternalIPs) && maps.Equal(s.Annotations, o.Annotations) && slices.Equal(s.PodCIDRs, o.PodCIDRs) && s.Noted.Equal(o.Noted)
+		slices.Equal(s.ExternalIPs, o.ExternalIPs) && maps.Equal(s.Annotations, o.Annotations) && slices.Equal(s.PodCIDRs, o.PodCIDRs) && s.Plain == o.Plain && s.Noted.Equal(o.Noted)
 }
 
 // Publication is what this node publishes for one remote cluster. While the key is zero

@@ -111,6 +111,23 @@ func TestNothingIsPublishedBeforeThePrefixesAreKnown(t *testing.T) {
 	}
 }
 
+// TestPlainPodCIDRs publishes only what the admission policy accepts as the node's own.
+func TestPlainPodCIDRs(t *testing.T) {
+	for texts, want := range map[string]bool{
+		"":                            false,
+		"10.2.3.0/24":                 true,
+		"10.2.3.0/24,fd02:0:0:3::/64": true,
+		"10.2.3.7/24":                 false, // not masked
+		"fd02:0:0:3:0::/64":           false, // not the shortest form
+		"10.0.0.0/8":                  false, // too wide
+		"10.2.3.0/24,x":               false,
+	} {
+		if got := plain(strings.FieldsFunc(texts, func(r rune) bool { return r == ',' })); got != want {
+			t.Errorf("%q: %v", texts, got)
+		}
+	}
+}
+
 func TestTrimSelf(t *testing.T) {
 	n := kubernetesNode("10.66.23.31")
 	n.Annotations["gcp.wireguard.semaphore.uw.io/pubKey"] = "x"
@@ -119,7 +136,7 @@ func TestTrimSelf(t *testing.T) {
 		Name: "aws-1", UID: "u1", InternalIPs: []netip.Addr{netip.MustParseAddr("10.66.23.31")},
 		ExternalIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
 		Annotations: map[string]string{"gcp.wireguard.semaphore.uw.io/pubKey": "x"},
-		PodCIDRs:    []netip.Prefix{netip.MustParsePrefix("10.2.3.0/24")},
+		PodCIDRs:    []netip.Prefix{netip.MustParsePrefix("10.2.3.0/24")}, Plain: true,
 	}
 	if !got.Equal(want) {
 		t.Errorf("got %+v, want %+v", got, want)

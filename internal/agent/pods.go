@@ -3,6 +3,7 @@ package agent
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
@@ -23,8 +24,13 @@ func newPrefixes(a *agent, local *rest.Config, client kube.Client, server *kube.
 		Client: client, Dynamic: custom, Discovery: client.REST(), Server: server, Metrics: metrics,
 		Self: func() (pods.Self, bool) {
 			self, known := a.knownSelf()
-			_, carries := self.Published()
-			return pods.Self{PodCIDRs: self.PodCIDRs, Noted: self.Noted, Carries: carries}, known
+			published, carries := self.Published()
+			slices.SortFunc(published, netip.Prefix.Compare)
+			own := slices.SortedFunc(slices.Values(self.PodCIDRs), netip.Prefix.Compare)
+			return pods.Self{
+				PodCIDRs: self.PodCIDRs, Noted: self.Noted, Plain: self.Plain,
+				Carries: carries && !slices.Equal(published, own),
+			}, known
 		},
 		Changed: a.podsChanged, Logger: a.log,
 	}), nil

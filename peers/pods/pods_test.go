@@ -305,3 +305,26 @@ func FuzzOVNPrefixes(f *testing.F) {
 		}
 	})
 }
+
+// TestNodesPrefixes: a node's podCIDRs are published, unless the admission policy would reject
+// them.
+func TestNodesPrefixes(t *testing.T) {
+	var self Self
+	known := false
+	s := New(Config{Setting: Node, Node: "aws-1", Self: func() (Self, bool) { return self, known }, Logger: slog.New(slog.DiscardHandler)})
+	if got, err := s.Current(); got != nil || !errors.Is(err, errUnread) {
+		t.Errorf("before the node is known: %+v, %v", got, err)
+	}
+	known = true
+	if got, err := s.Current(); err != nil || got.Publish {
+		t.Errorf("without podCIDRs: %+v, %v", got, err)
+	}
+	self = Self{PodCIDRs: prefixes("fd02::/64,10.2.3.0/24")}
+	if got, err := s.Current(); err != nil || got.Publish {
+		t.Errorf("with podCIDRs that can't be published: %+v, %v", got, err)
+	}
+	self.Plain = true
+	if got, err := s.Current(); err != nil || !got.Publish || text(got.Prefixes) != "10.2.3.0/24,fd02::/64" {
+		t.Errorf("%+v, %v", got, err)
+	}
+}

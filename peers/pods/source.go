@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -29,7 +30,10 @@ const MaxPrefixes = 3000
 type Self struct {
 	PodCIDRs []netip.Prefix // of its spec
 	Noted
-	Carries bool // it has our annotation
+	// Plain is set if PodCIDRs can be published: there are some, and the admission policy
+	// accepts them.
+	Plain   bool
+	Carries bool // it has our annotation, with other prefixes than PodCIDRs
 }
 
 // Config describes a Source.
@@ -68,7 +72,7 @@ type Source struct {
 // Known are the known prefixes.
 type Known struct {
 	Prefixes []netip.Prefix // sorted
-	Publish  bool           // false: the node's podCIDRs hold, and need no annotation
+	Publish  bool           // false: the node's podCIDRs hold, and can't be published
 }
 
 // errUnread means that inputs have not been read yet. It is not reported as a fault.
@@ -153,14 +157,16 @@ func (s *Source) Current() (*Known, error) {
 	if s.list != nil {
 		return bounded(s.list)
 	}
-	if choice.Source == Node {
-		return &Known{}, nil
-	}
 	self, known := s.cfg.Self()
 	if !known {
 		return nil, errUnread
 	}
 	switch choice.Source {
+	case Node:
+		if !self.Plain {
+			return &Known{}, nil
+		}
+		return bounded(sorted(slices.Clone(self.PodCIDRs)))
 	case OVN:
 		if self.OVN == "" {
 			return nil, fmt.Errorf("the node has no annotation %s", ovnSubnets)
