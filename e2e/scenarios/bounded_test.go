@@ -39,12 +39,18 @@ type bounded struct {
 	read func(runtime.Object)
 }
 
+func nodeReader(client func() (kube.Client, error), whole bool) *kube.NodeReader {
+	r := kube.NewNodeReader(client, func(*metav1.PartialObjectMetadata) bool { return true })
+	r.SetWhole(whole)
+	return r
+}
+
 func boundedKinds() []bounded {
 	type source = func() (kube.Client, error)
 	return []bounded{
 		{
 			"nodes", &corev1.Node{},
-			func(c source) cache.ListerWatcher { return kube.ReadNodes(c, nil) },
+			func(c source) cache.ListerWatcher { return nodeReader(c, true) },
 			func(ctx context.Context, c kubernetes.Interface) (runtime.Object, error) {
 				return c.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 			},
@@ -53,6 +59,22 @@ func boundedKinds() []bounded {
 				n.Spec = corev1.NodeSpec{PodCIDR: n.Spec.PodCIDR, PodCIDRs: n.Spec.PodCIDRs}
 				n.Status = corev1.NodeStatus{}
 			},
+		},
+		{
+			"metadata of nodes", nil,
+			func(c source) cache.ListerWatcher { return nodeReader(c, false) },
+			func(ctx context.Context, c kubernetes.Interface) (runtime.Object, error) {
+				nodes, err := c.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+				if err != nil {
+					return nil, err
+				}
+				list := &metav1.PartialObjectMetadataList{}
+				for i := range nodes.Items {
+					list.Items = append(list.Items, metav1.PartialObjectMetadata{ObjectMeta: nodes.Items[i].ObjectMeta})
+				}
+				return list, nil
+			},
+			func(runtime.Object) {},
 		},
 		{
 			"services", &corev1.Service{},
@@ -128,7 +150,7 @@ func compareBounded(t *testing.T, c *testbed.Cluster, access config.Access, boun
 	})
 	defer running.Wait()
 	defer cancel()
-	if k.kind == "nodes" {
+	if strings.HasSuffix(k.kind, "nodes") {
 		eventually(t, repair, "the first sync", func(context.Context) error {
 			if !w.Synced() {
 				return fmt.Errorf("not synced: %w", w.Err())

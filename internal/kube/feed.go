@@ -118,10 +118,6 @@ func (f *Feed[T]) staleAt(now time.Time) bool {
 	return true
 }
 
-// Renew lists all objects again, such as when another API serves the kind. The objects
-// stay until the list succeeds; then Changes has the differences.
-func (f *Feed[T]) Renew() { f.renew() }
-
 // Changes returns the changes since the last call, in no order; the first time, all
 // objects. It returns none, and false, until all objects have been listed since start.
 // Stale objects are included.

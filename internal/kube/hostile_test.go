@@ -255,18 +255,20 @@ func watchHostileRemotes(t *testing.T) {
 	if os.Getenv(hostileEnv+"_UNBOUND") != "" {
 		bounds = Bounds{}
 	}
-	begin := func(name, url string) *bench {
+	begin := func(name, url string, read func(Client) *NodeReader) *bench {
 		b := &bench{metrics: NewMetrics("test", "test_failures_total")}
-		cfg := b.config(clientWith(t, ClientConfig{
+		client := clientWith(t, ClientConfig{
 			Access: config.Access{APIURL: url, CAFile: ca, TokenFile: token}, UserAgent: "test", Bounds: bounds,
-		}))
+		})
+		cfg := b.config(client)
+		cfg.ListWatch = read(client)
 		cfg.Cluster, cfg.Bounds = name, bounds
 		cfg.Logger = slog.New(slog.NewTextHandler(&b.log, nil))
 		b.watch = NewWatch(cfg)
 		b.run(t)
 		return b
 	}
-	good := begin("good", urls[0])
+	good := begin("good", urls[0], metadataOfNodes)
 	var last string
 	report := func() {
 		for _, n := range good.nodes() {
@@ -277,14 +279,15 @@ func watchHostileRemotes(t *testing.T) {
 		}
 	}
 	all := attacks()
-	benches := make([]*bench, len(all))
+	// Each attacks a watch of both forms; asked for metadata, all of them send whole nodes.
+	benches := make([][2]*bench, len(all))
 	for i, a := range all {
-		benches[i] = begin(a.name, urls[1+i])
+		benches[i] = [2]*bench{begin(a.name, urls[1+i], metadataOfNodes), begin(a.name, urls[1+i], wholeNodes)}
 	}
 	for i, a := range all {
 		polltest.Until(t, hostilePatience, a.name, func() bool {
 			report()
-			return strings.Contains(benches[i].log.String(), a.want)
+			return strings.Contains(benches[i][0].log.String(), a.want) && strings.Contains(benches[i][1].log.String(), a.want)
 		})
 		fmt.Println("held off: " + a.name)
 	}

@@ -185,15 +185,25 @@ func (o *observed) list(ctx context.Context, options metav1.ListOptions) (runtim
 	}
 	o.store.begin(options.Continue != "")
 	list := &trimmedList{}
-	head, err := reader.read(ctx, options, func(object runtime.Object) error {
+	head, err := o.read(ctx, reader, options, list)
+	if errors.Is(err, errInsufficient) {
+		o.store.begin(options.Continue != "")
+		list = &trimmedList{}
+		head, err = o.read(ctx, reader, options, list)
+	}
+	list.ListMeta = head
+	return list, err
+}
+
+// read makes a request, and appends the objects to the list.
+func (o *observed) read(ctx context.Context, reader objectReader, options metav1.ListOptions, list *trimmedList) (metav1.ListMeta, error) {
+	return reader.read(ctx, options, func(object runtime.Object) error {
 		item, wanted, err := o.store.collectItem(object)
 		if wanted {
 			list.Items = append(list.Items, item)
 		}
 		return err
 	}, o.dropped)
-	list.ListMeta = head
-	return list, err
 }
 
 // watch makes a request.

@@ -33,6 +33,15 @@ func (n *nodeRead) object() runtime.Object {
 	}
 }
 
+// nodeMetadata is what is read of a node as metadata only.
+type nodeMetadata struct {
+	Metadata metadata `json:"metadata"`
+}
+
+func (n *nodeMetadata) object() runtime.Object {
+	return &metav1.PartialObjectMetadata{ObjectMeta: n.Metadata.object()}
+}
+
 type podRead struct {
 	Metadata metadata `json:"metadata"`
 	Spec     struct {
@@ -146,11 +155,12 @@ func (m *many[T]) UnmarshalJSON(text []byte) error {
 	return json.Unmarshal(text, (*[]T)(m))
 }
 
-// ReadNodes returns a WatchConfig.ListWatch of the nodes of a cluster that isn't trusted. Its
-// objects have the fields of Kubernetes' types that are read, and no others. Restrict, if set,
-// adds a selector to the options. The client is that of the cluster; see ListWatch.
+// ReadNodes returns a WatchConfig.ListWatch of the nodes of a cluster that isn't trusted; see
+// NodeReader. Its objects have the fields of Kubernetes' types that are read, and no others.
+// Restrict, if set, adds a selector to the options. The client is that of the cluster; see
+// ListWatch.
 func ReadNodes(client func() (Client, error), restrict func(*metav1.ListOptions)) cache.ListerWatcher {
-	return newReader[nodeRead](client, restrict, "/api/v1/nodes")
+	return newReader[nodeRead](client, restrict, nodesPath)
 }
 
 // ReadPods reads the pods of all namespaces.

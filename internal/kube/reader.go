@@ -24,7 +24,15 @@ type reader[T any, P decodable[T]] struct {
 	path     string
 	// optional: the server may not serve the kind, and then has no objects.
 	optional bool
+	// partial: metadata only.
+	partial bool
+	// suffices, unless nil, ends a list or watch before the first object for which it returns
+	// false.
+	suffices func(runtime.Object) bool
 }
+
+// errInsufficient ends a list because of reader.suffices.
+var errInsufficient = errors.New("metadata isn't sufficient")
 
 // absentFor is the interval of asking for a kind that isn't served.
 const absentFor = 30 * time.Second
@@ -55,7 +63,7 @@ func (r *reader[T, P]) List(options metav1.ListOptions) (runtime.Object, error) 
 
 // ListWithContext implements cache.ListerWithContext. It omits the objects.
 func (r *reader[T, P]) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-	head, err := r.read(ctx, options, func(runtime.Object) error { return nil }, func() {})
+	head, err := r.list(ctx, options, func(runtime.Object) error { return nil }, func() {})
 	return &trimmedList{ListMeta: head}, err
 }
 
@@ -77,10 +85,31 @@ func (r *reader[T, P]) open(ctx context.Context, options metav1.ListOptions) (io
 	if r.restrict != nil {
 		r.restrict(&options)
 	}
-	return client.REST().Get().AbsPath(r.path).VersionedParams(&options, metav1.ParameterCodec).SetHeader("Accept", typeJSON).Stream(ctx)
+	return client.REST().Get().AbsPath(r.path).VersionedParams(&options, metav1.ParameterCodec).SetHeader("Accept", r.accept(options.Watch)).Stream(ctx)
+}
+
+// accept returns the requested format. A server that doesn't know metadata only sends whole
+// objects, of which no more is decoded.
+func (r *reader[T, P]) accept(watch bool) string {
+	switch {
+	case !r.partial:
+		return typeJSON
+	case watch:
+		return typeJSON + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1," + typeJSON
+	}
+	return typeJSON + ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1," + typeJSON
 }
 
 func (r *reader[T, P]) read(ctx context.Context, options metav1.ListOptions, take func(runtime.Object) error, dropped func()) (metav1.ListMeta, error) {
+	return r.list(ctx, options, func(object runtime.Object) error {
+		if r.suffices != nil && !r.suffices(object) {
+			return errInsufficient
+		}
+		return take(object)
+	}, dropped)
+}
+
+func (r *reader[T, P]) list(ctx context.Context, options metav1.ListOptions, take func(runtime.Object) error, dropped func()) (metav1.ListMeta, error) {
 	body, err := r.open(ctx, options)
 	switch {
 	case r.optional && apierrors.IsNotFound(err):
@@ -116,6 +145,7 @@ func (r *reader[T, P]) follow(ctx context.Context, options metav1.ListOptions, m
 		return nil, err
 	}
 	decoder := newEvents[T, P](body, dropped)
+	decoder.suffices = r.suffices
 	if streams(options) {
 		decoder.most = transitShare * most
 	}

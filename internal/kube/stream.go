@@ -127,6 +127,7 @@ type events[T any, P decodable[T]] struct {
 	// listed counts objects of a streamed list until its end, most is their maximum; 0: no
 	// such list, or unlimited.
 	listed, most int
+	suffices     func(runtime.Object) bool // see reader; nil: always
 }
 
 func newEvents[T any, P decodable[T]](body io.ReadCloser, dropped func()) *events[T, P] {
@@ -149,6 +150,9 @@ func (e *events[T, P]) Decode() (watch.EventType, runtime.Object, error) {
 		}
 		if e.listed++; e.most > 0 && e.listed > e.most && kind != watch.Error {
 			return "", nil, fmt.Errorf("streamed list of more than %d objects, twice the maximum", e.most)
+		}
+		if object != nil && e.suffices != nil && (kind == watch.Added || kind == watch.Modified) && !e.suffices(object) {
+			return "", nil, io.EOF // The next watch continues before this event.
 		}
 		if object != nil {
 			return kind, object, nil

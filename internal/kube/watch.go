@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,7 +29,8 @@ type WatchConfig[T any] struct {
 	Server *Server
 	// ListWatch reads objects of the kind.
 	ListWatch cache.ListerWatcher
-	// Object is an object of the kind, such as &corev1.Node{}.
+	// Object is an object of the kind, such as &corev1.Node{}; nil: ListWatch returns several
+	// types.
 	Object runtime.Object
 	// Keep trims an object, or drops it by returning false. Its result must not reference
 	// the object. It is called from one goroutine at a time, without a lock.
@@ -41,6 +43,10 @@ type WatchConfig[T any] struct {
 	// Notify is called, without a lock, after the result of Snapshot has changed. It must
 	// not block.
 	Notify func()
+	// Spread returns the time over which all lists but the first are spread, so that many
+	// clients don't list at once after a restart of their API server; nil: no such time. It
+	// doesn't delay a watch that continues from its last version, nor what Renew requests.
+	Spread func() time.Duration
 	// Bounds are those of a remote, whose client must have them as well. Objects beyond
 	// them are rejected; accepted ones stay.
 	Bounds Bounds
@@ -134,11 +140,31 @@ func (w *Watch[T]) follow(ctx context.Context) {
 		Clock:   endingClock{ctx: ctx},
 		Backoff: retries(),
 	})
+	again := false
 	// Reflector.RunWithContext without its handler of errors, which health has logged.
 	_ = retries().DelayWithReset(clock.RealClock{}, retriesForgotten).Until(klog.NewContext(ctx, logger), true, true, func(ctx context.Context) (bool, error) {
+		if again {
+			w.spread(ctx)
+		}
+		again = true
 		_ = reflector.ListAndWatchWithContext(ctx)
 		return false, nil
 	})
+}
+
+// spread waits before another list, for a random part of the configured time.
+func (w *Watch[T]) spread(ctx context.Context) {
+	if w.cfg.Spread == nil || !w.store.isSynced() {
+		return
+	}
+	over := w.cfg.Spread()
+	if over <= 0 {
+		return
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(rand.N(over)):
+	}
 }
 
 // retriesForgotten is the time without a retry after which the back-off is reset.
@@ -149,6 +175,9 @@ const retriesForgotten = 2 * time.Minute
 func retries() *wait.Backoff {
 	return &wait.Backoff{Duration: 800 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 20, Cap: 4 * time.Second}
 }
+
+// Renew lists all objects again at once. The objects stay until the list succeeds.
+func (w *Watch[T]) Renew() { w.renew() }
 
 // renew starts a new list, and returns its generation. The objects stay until it succeeds.
 func (w *Watch[T]) renew() uint64 {

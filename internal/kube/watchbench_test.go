@@ -12,7 +12,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
@@ -68,18 +69,28 @@ func (b *bench) watchBy(client Client) {
 	b.watch = NewWatch(cfg)
 }
 
+// wholeNodes reads nodes whole, metadataOfNodes as metadata only.
+func wholeNodes(client Client) *NodeReader {
+	r := metadataOfNodes(client)
+	r.SetWhole(true)
+	return r
+}
+
+func metadataOfNodes(client Client) *NodeReader {
+	return NewNodeReader(func() (Client, error) { return client, nil }, func(*metav1.PartialObjectMetadata) bool { return true })
+}
+
 func (b *bench) config(client Client) WatchConfig[node] {
 	return WatchConfig[node]{
 		Cluster:   "gcp",
 		Kind:      "nodes",
-		ListWatch: ReadNodes(func() (Client, error) { return client, nil }, nil),
-		Object:    &corev1.Node{},
+		ListWatch: wholeNodes(client),
 		Keep: func(obj runtime.Object) (node, bool) {
-			n, ok := obj.(*corev1.Node)
-			if !ok {
+			n, err := meta.Accessor(obj)
+			if err != nil {
 				return node{}, false
 			}
-			return node{n.Name, n.Annotations["kubelet"]}, n.Annotations["kubelet"] != "unwanted"
+			return node{n.GetName(), n.GetAnnotations()["kubelet"]}, n.GetAnnotations()["kubelet"] != "unwanted"
 		},
 		Equal:   func(a, b node) bool { return a == b },
 		Bounds:  testBounds,

@@ -481,10 +481,26 @@ func (a *API) list(w http.ResponseWriter, r *http.Request, resource, namespace s
 		return
 	}
 	of := kinds()[resource]
+	if partial(r) {
+		of = metav1.TypeMeta{Kind: "PartialObjectMetadata", APIVersion: "meta.k8s.io/v1"}
+		for i := range all {
+			reduce(&all[i])
+		}
+	}
 	answer(w, http.StatusOK, &unstructured.UnstructuredList{
 		Object: map[string]any{"kind": of.Kind + "List", "apiVersion": of.APIVersion, "metadata": map[string]any{"resourceVersion": strconv.Itoa(at)}},
 		Items:  all,
 	})
+}
+
+// partial reports whether a request asks for metadata only.
+func partial(r *http.Request) bool {
+	return strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadata")
+}
+
+// reduce removes all but the metadata of an object.
+func reduce(o *unstructured.Unstructured) {
+	o.Object = map[string]any{"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": o.Object["metadata"]}
 }
 
 // refuseVersion answers a request for a version that the server has not reached.
@@ -513,6 +529,10 @@ func (a *API) watch(w http.ResponseWriter, r *http.Request, resource, namespace 
 	case <-time.After(opening):
 	}
 	send := func(kind watch.EventType, o *unstructured.Unstructured) {
+		if partial(r) {
+			o = &unstructured.Unstructured{Object: o.Object}
+			reduce(o)
+		}
 		_ = json.NewEncoder(w).Encode(map[string]any{"type": kind, "object": o.Object})
 	}
 	w.Header().Set("Content-Type", "application/json")
