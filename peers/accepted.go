@@ -24,6 +24,9 @@ type Accepted struct {
 	// disputed holds, by the remote's node, the claim of a node of this cluster to its
 	// accepted endpoint, which is retained.
 	disputed map[string]string
+	// allocations is set if what the remote's control plane allocated mattered, undecided if it
+	// wasn't known of all nodes.
+	allocations, undecided bool
 }
 
 // moves counts the moves of an address, each within flapping of the one before.

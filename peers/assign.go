@@ -39,6 +39,9 @@ type assignment struct {
 	contests map[netip.Prefix]*contest
 	nodeIPAM bool // the control plane allocates the prefixes that nodes use
 	firm     bool // nodeIPAM doesn't depend on a single node
+	// undecided is set if allocations decide and aren't known of all nodes. Then nothing new is
+	// assigned that they decide about.
+	undecided bool
 
 	bounded        bool // more prefixes are claimed than Rules.MaxAllowedIPs
 	used, reserved int  // if bounded: assigned, and with precedence but not assigned yet
@@ -65,6 +68,7 @@ func newAssignment(before Accepted, nodes []*Node, rules *Rules) *assignment {
 	s.bounded = rules.MaxAllowedIPs > 0 && total > rules.MaxAllowedIPs
 	if s.bounded || len(contests) > 0 {
 		s.nodeIPAM, s.firm = usesNodeIPAM(nodes)
+		s.undecided = slices.ContainsFunc(nodes, func(n *Node) bool { return n.Bare })
 	}
 	if len(contests) > 0 {
 		s.findConflicts(contests)
@@ -361,6 +365,16 @@ func (s *assignment) grant(n *Node, p netip.Prefix, refuse func(Reason, string, 
 	if !within(p, s.rules.Subnets) {
 		refuse(ReasonPodCIDR, "pod CIDR %s is outside the remote's pod subnets %s", p, join(s.rules.Subnets))
 		return false
+	}
+	if s.undecided && !s.before.hasPrefix(n.Name, p) {
+		switch {
+		case s.contests[p] != nil:
+			refuse(ReasonUndecided, "pod CIDR %s overlaps that of another node: it isn't assigned before the nodes have been read whole", p)
+			return false
+		case s.bounded:
+			refuse(ReasonUndecided, "more than %d pod CIDRs: %s isn't assigned before the nodes have been read whole", s.rules.MaxAllowedIPs, p)
+			return false
+		}
 	}
 	if other := s.overruling(n, p); other != nil {
 		refuse(ReasonDuplicatePrefix, "pod CIDR %s overlaps a prefix that the remote's control plane allocated to node %q", p, other.Name)

@@ -135,6 +135,8 @@ func (m *decisions) do(line string) {
 					node.PublicKey = value
 				case "spec":
 					node.PodCIDRs = list(name)
+				case "bare":
+					node.Bare = value == "true"
 				case "pods":
 				default:
 					m.t.Fatalf("%q: no field %s", line, name)

@@ -35,6 +35,7 @@ const (
 	ReasonDuplicatePrefix Reason = "duplicate_prefix" // a node with precedence has it, or a part of it
 	ReasonTooManyPeers    Reason = "too_many_peers"   // over Rules.MaxPeers
 	ReasonManyPrefixes    Reason = "many_prefixes"    // over Rules.MaxPrefixes or Rules.MaxAllowedIPs
+	ReasonUndecided       Reason = "undecided"        // what the remote's control plane allocated decides, and isn't read yet
 	ReasonFlapping        Reason = "flapping"         // the address moved too often, and stays with another node for now
 )
 
@@ -198,7 +199,8 @@ func DesiredAfter(before Accepted, nodes []*Node, rules Rules) ([]Peer, []Reject
 	}
 	slices.SortFunc(peers, func(a, b Peer) int { return a.PublicKey.Compare(b.PublicKey) })
 	slices.SortStableFunc(rejected, func(a, b Rejection) int { return strings.Compare(a.Node, b.Node) })
-	return peers, rejected, Accepted{keys: keys, prefixes: accepted, peers: peers, disputed: disputed, moved: assignments.moves()}
+	return peers, rejected, Accepted{keys: keys, prefixes: accepted, peers: peers, disputed: disputed, moved: assignments.moves(),
+		allocations: assignments.bounded || len(assignments.contests) > 0, undecided: assignments.undecided}
 }
 
 var errBothHidden = errors.New("neither the node nor this one publishes an endpoint, so neither side can initiate a handshake: one of them has to be reachable (SEMAPHORE_WG_ENDPOINT, " + LocationAnnotation + ")")

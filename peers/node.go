@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
@@ -63,6 +64,9 @@ type Node struct {
 	// Given is spec.podCIDRs of a node with the annotation: what its control plane
 	// allocated. For a node without it that is PodCIDRs.
 	Allocated []string `json:"given,omitempty"`
+	// Bare is set when only the metadata was read: what the control plane allocated isn't
+	// known.
+	Bare bool `json:"bare,omitempty"`
 
 	// Parsed from the fields above by NodeFor, once per change of the node instead of in
 	// each pass.
@@ -82,18 +86,40 @@ type Node struct {
 // local needs, with at most maxPrefixes prefixes each. Nodes that publish nothing for that
 // cluster are left out.
 func NodeFor(local string, maxPrefixes int) func(*corev1.Node) (*Node, bool) {
+	trim := trimmer(local, maxPrefixes)
+	return func(n *corev1.Node) (*Node, bool) { return trim(&n.ObjectMeta, specPodCIDRs(n), false) }
+}
+
+// BareNodeFor is NodeFor of nodes that are read as metadata only, which Suffices must accept.
+func BareNodeFor(local string, maxPrefixes int) func(*metav1.PartialObjectMetadata) (*Node, bool) {
+	trim := trimmer(local, maxPrefixes)
+	return func(n *metav1.PartialObjectMetadata) (*Node, bool) { return trim(&n.ObjectMeta, nil, true) }
+}
+
+// Suffices returns a function that reports whether a node's metadata has its prefixes, or
+// whether the node publishes nothing for the agent of the cluster local.
+func Suffices(local string) func(*metav1.PartialObjectMetadata) bool {
 	key, endpoint := PublicKeyAnnotation(local), EndpointAnnotation(local)
-	return func(n *corev1.Node) (*Node, bool) {
+	return func(n *metav1.PartialObjectMetadata) bool {
+		_, published := n.Annotations[PodCIDRsAnnotation]
+		return published || n.Annotations[key] == "" && n.Annotations[endpoint] == ""
+	}
+}
+
+// trimmer returns a function that trims a node with given as its spec.podCIDRs.
+func trimmer(local string, maxPrefixes int) func(n *metav1.ObjectMeta, given []string, bare bool) (*Node, bool) {
+	key, endpoint := PublicKeyAnnotation(local), EndpointAnnotation(local)
+	return func(n *metav1.ObjectMeta, given []string, bare bool) (*Node, bool) {
 		node := &Node{
 			Name:      n.Name,
 			Created:   n.CreationTimestamp.Time,
 			PublicKey: shorten(n.Annotations[key]),
 			Endpoint:  shorten(n.Annotations[endpoint]),
+			Bare:      bare,
 		}
 		if node.PublicKey == "" && node.Endpoint == "" {
 			return nil, false
 		}
-		given := specPodCIDRs(n)
 		texts, published := publishedPrefixes(n, maxPrefixes+1)
 		if node.Published = published; published {
 			for _, text := range given[:min(len(given), maxAllocated)] {
@@ -112,7 +138,7 @@ func NodeFor(local string, maxPrefixes int) func(*corev1.Node) (*Node, bool) {
 
 // publishedPrefixes returns at most most parts of a node's annotation, and whether it has
 // one. The parts alias its text.
-func publishedPrefixes(n *corev1.Node, most int) (parts []string, published bool) {
+func publishedPrefixes(n *metav1.ObjectMeta, most int) (parts []string, published bool) {
 	text, published := n.Annotations[PodCIDRsAnnotation]
 	if strings.TrimSpace(text) == "" {
 		return nil, published
@@ -145,7 +171,7 @@ func keepPrefix(text string) string {
 
 // Equal reports whether two nodes would become the same peer.
 func (n *Node) Equal(o *Node) bool {
-	return n.Name == o.Name && n.PublicKey == o.PublicKey && n.Endpoint == o.Endpoint &&
+	return n.Name == o.Name && n.Bare == o.Bare && n.PublicKey == o.PublicKey && n.Endpoint == o.Endpoint &&
 		n.Created.Equal(o.Created) && n.Published == o.Published && slices.Equal(n.PodCIDRs, o.PodCIDRs) && slices.Equal(n.Allocated, o.Allocated)
 }
 

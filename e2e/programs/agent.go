@@ -109,6 +109,7 @@ type RemoteStatus struct {
 		Synced      bool      `json:"synced"`
 		LastContact time.Time `json:"lastContact"`
 		Error       string    `json:"error"`
+		Whole       bool      `json:"wholeNodes"`
 	} `json:"api"`
 	Device struct {
 		Name      string `json:"name"`

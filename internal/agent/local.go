@@ -60,9 +60,15 @@ func newLocal(cfg *config.Wireguard, client kube.Client, server *kube.Server, me
 		},
 		Equal:  peers.LocalNode.Equal,
 		Notify: l.building.Fire,
+		Spread: l.spread,
 		Logger: log, Metrics: metrics,
 	})
 	return l
+}
+
+// spread returns the time over which this cluster's agents spread lists.
+func (l *local) spread() time.Duration {
+	return time.Duration(l.nodes.Len()) * time.Second / listsPerSecond
 }
 
 func (l *local) tasks(loop func(reconcile.Config) *reconcile.Loop) []run.Task {

@@ -10,9 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
@@ -30,7 +27,9 @@ type remote struct {
 	cfg        config.Remote
 	device     *tunnel.Device
 	store      *peers.Store
+	reader     *kube.NodeReader
 	nodes      *kube.Watch[*peers.Node]
+	form       form // owned by the loop of peers
 	controller *peers.Controller
 
 	fit    atomic.Pointer[fit] // nil: not known
@@ -97,22 +96,17 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 	client := kube.LazyClient(kube.ClientConfig{
 		Access: cfg.Access, UserAgent: a.userAgent(), Bounds: bounds, Logger: a.log.With("cluster", cfg.Name),
 	})
-	keep := peers.NodeFor(a.cfg.ClusterName, cfg.MaxPrefixes)
+	r.reader = kube.NewNodeReader(client, peers.Suffices(a.cfg.ClusterName))
 	r.nodes = kube.NewWatch(kube.WatchConfig[*peers.Node]{
-		Cluster: cfg.Name, Kind: "nodes", Object: &corev1.Node{},
-		ListWatch: kube.ReadNodes(client, nil),
-		Keep: func(obj runtime.Object) (*peers.Node, bool) {
-			n, ok := obj.(*corev1.Node)
-			if !ok {
-				return nil, false
-			}
-			return keep(n)
-		},
-		Equal:   (*peers.Node).Equal,
-		Notify:  r.peering.Fire,
-		Bounds:  bounds,
-		Logger:  a.log,
-		Metrics: metrics,
+		Cluster: cfg.Name, Kind: "nodes",
+		ListWatch: r.reader,
+		Keep:      keepNode(a.cfg.ClusterName, cfg.MaxPrefixes),
+		Equal:     (*peers.Node).Equal,
+		Notify:    r.peering.Fire,
+		Spread:    a.local.spread,
+		Bounds:    bounds,
+		Logger:    a.log,
+		Metrics:   metrics,
 	})
 	r.store = peers.NewStore(a.cfg.KeyPath, r.device.Name(), cfg.Name)
 	r.controller = peers.NewController(peers.ControllerConfig{
@@ -152,7 +146,7 @@ func (r *remote) tasks() []run.Task {
 		}),
 		r.agent.loop(reconcile.Config{
 			Name: "peers " + r.cfg.Name, Reconcile: r.unlessRefused(r.syncPeers), Trigger: r.peering,
-			MinInterval: burstSpacing, RestShare: restShare, Resync: resync, Observe: r.agent.metrics.peerSync(r.device.Name()),
+			MinInterval: burstSpacing, RestShare: restShare, Resync: resync, Due: r.form.due, Observe: r.agent.metrics.peerSync(r.device.Name()),
 		}),
 		r.agent.loop(reconcile.Config{
 			Name: "handshakes " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Rehandshake), Trigger: r.handshaking,

@@ -82,7 +82,7 @@ func (r *remote) status(ctx context.Context) status.Remote {
 	state := r.controller.State()
 	rep := status.Remote{
 		Name: r.cfg.Name, Source: string(state.Source),
-		API: status.Connection{Synced: r.nodes.Synced(), LastContact: some(r.nodes.LastContact())},
+		API: status.Connection{Synced: r.nodes.Synced(), LastContact: some(r.nodes.LastContact()), Whole: r.reader.Whole()},
 		Device: status.Device{
 			Name: r.device.Name(), ListenPort: r.cfg.ListenPort, MTU: int(r.cfg.MTU),
 		},

@@ -149,6 +149,8 @@ type Connection struct {
 	Synced      bool       `json:"synced"` // at least once since start
 	LastContact *time.Time `json:"lastContact,omitempty"`
 	Error       string     `json:"error,omitempty"`
+	// Whole is set when nodes are read whole, with five times the bytes of their metadata.
+	Whole bool `json:"wholeNodes,omitempty"`
 }
 
 // Device is a WireGuard device of an agent.
