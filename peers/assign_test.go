@@ -1,11 +1,8 @@
 package peers
 
 import (
-	"flag"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,39 +11,22 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-)
 
-var update = flag.Bool("update", false, "write what is decided into testdata/assign")
+	"github.com/kube-semaphore/kube-semaphore/internal/texttest"
+)
 
 // TestAssign runs the cases of testdata/assign, whose README.md describes their format.
 func TestAssign(t *testing.T) {
-	files, err := filepath.Glob("testdata/assign/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatal("no cases", err)
-	}
-	for _, path := range files {
-		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		cases := strings.SplitAfter(string(data), "\n-- ")
-		for i, text := range cases[1:] {
-			title, _, _ := strings.Cut(text, " --\n")
-			t.Run(strings.TrimSuffix(filepath.Base(path), ".txt")+"/"+title, func(t *testing.T) {
-				m := &decisions{t: t, rules: rules, nodes: map[string]*Node{}}
-				m.rules.Now = epoch
-				cases[i+1] = m.run(text)
-				if diff := cmp.Diff(strings.Split(text, "\n"), strings.Split(cases[i+1], "\n")); diff != "" && !*update {
-					t.Errorf("(-want +got):\n%s", diff)
-				}
-			})
-		}
-		if *update {
-			if err := os.WriteFile(path, []byte(strings.Join(cases, "")), 0o644); err != nil {
-				t.Fatal(err)
+	texttest.Run(t, "testdata/assign/*.txt", func(t *testing.T) func([]string) string {
+		m := &decisions{t: t, rules: rules, nodes: map[string]*Node{}}
+		m.rules.Now = epoch
+		return func(step []string) string {
+			for _, line := range step {
+				m.do(line)
 			}
+			return m.decide()
 		}
-	}
+	})
 }
 
 // decisions is the state of a case.
@@ -60,35 +40,14 @@ type decisions struct {
 	peers    []Peer
 }
 
-// run runs a case, and returns it with what was decided.
-func (m *decisions) run(text string) string {
-	title, rest, _ := strings.Cut(text, "\n")
-	out, decided := []string{title}, false
-	for line := range strings.SplitSeq(rest, "\n") {
-		switch {
-		case decided && line != "" && line != "-- ":
-			continue // What was decided before.
-		case line == "----":
-			out, decided = append(out, line, m.decide()), true
-			continue
-		case !decided:
-			m.do(line)
-		}
-		out, decided = append(out, line), false
-	}
-	return strings.Join(out, "\n")
-}
-
 // do takes in one line.
 func (m *decisions) do(line string) {
-	line, _, _ = strings.Cut(line, "  #")
 	word, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
-	set := fields(rest)
+	set := texttest.Fields(rest)
 	list := func(name string) []string {
 		return strings.FieldsFunc(set[name], func(r rune) bool { return r == ',' })
 	}
 	switch word {
-	case "", "--":
 	case "remove":
 		delete(m.nodes, rest)
 	case "restart":
@@ -147,23 +106,6 @@ func (m *decisions) do(line string) {
 			}
 		})
 	}
-}
-
-// fields parses "name=value" pairs; a value may be quoted as in Go.
-func fields(text string) map[string]string {
-	quoted := false
-	set := map[string]string{}
-	for _, field := range strings.FieldsFunc(text, func(r rune) bool {
-		quoted = quoted != (r == '"')
-		return r == ' ' && !quoted
-	}) {
-		name, value, _ := strings.Cut(field, "=")
-		if plain, err := strconv.Unquote(value); err == nil {
-			value = plain
-		}
-		set[name] = value
-	}
-	return set
 }
 
 func (m *decisions) duration(text string) time.Duration {
