@@ -10,31 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-func TestNames(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		prefix string
-		origin Key
-		want   string
-	}{
-		{"as in the source documents", "aws", Key{"sys-log", "fluentd"}, "aws-sys-log-73736d-fluentd"},
-		{"63 characters fit", "aws", Key{"n", strings.Repeat("s", 50)}, "aws-n-73736d-" + strings.Repeat("s", 50)},
-		{"64 don't", "aws", Key{"n", strings.Repeat("s", 51)}, "aws-n-73736d-" + strings.Repeat("s", 39) + "-" + hash("aws-n-73736d-"+strings.Repeat("s", 51), 10)},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if got := Name(c.prefix, c.origin); got != c.want {
-				t.Errorf("%s, want %s", got, c.want)
-			}
-		})
-	}
-	if got := GlobalName(Key{"shop", "web"}); got != "gl-shop-73736d-web" {
-		t.Errorf("global: %s", got)
-	}
-	if got := hash("text", 10); got != "982d9e3eb9" { // printf text | sha256sum
-		t.Errorf("hash: %s", got)
-	}
-}
-
 func FuzzNames(f *testing.F) {
 	f.Add("aws", "sys-log", "fluentd", "sys", "log-fluentd")
 	f.Add("c1", "x-y", "n", "y", "n")
