@@ -142,7 +142,7 @@ func (b *bench) waitAnswers(ctx context.Context, agent *programs.Agent, remote s
 		up := 0
 		all := s.Remote(remote).Peers
 		for i := range all {
-			if p := all[i].Path; p.State == "up" && p.Sign == "answer" {
+			if p := all[i].Path; p != nil && p.State == "up" && p.Sign == "answer" {
 				up++
 			}
 		}

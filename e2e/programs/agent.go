@@ -2,12 +2,12 @@ package programs
 
 import (
 	"context"
-	"net/netip"
+	"fmt"
 	"path/filepath"
-	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // Ports that agents listen on: metrics and status at the node's InternalIP, and
@@ -94,74 +94,21 @@ func (a *Agent) Cleanup(ctx context.Context) error {
 	return runToEnd(ctx, &a.Node.Host, a.command("-cleanup"))
 }
 
-// Status is part of the agent's /status.
-type Status struct {
-	Published bool              `json:"published"`
-	Failing   map[string]string `json:"failing"`
-	Remotes   []RemoteStatus    `json:"remotes"`
-}
+// Status is the agent's /status.
+type Status struct{ status.Agent }
 
-// RemoteStatus is one remote in a Status.
-type RemoteStatus struct {
-	Name    string `json:"name"`
-	Refused string `json:"refused"`
-	API     struct {
-		Synced      bool      `json:"synced"`
-		LastContact time.Time `json:"lastContact"`
-		Error       string    `json:"error"`
-		Whole       bool      `json:"wholeNodes"`
-	} `json:"api"`
-	Device struct {
-		Name      string `json:"name"`
-		Index     int    `json:"index"`
-		Backend   string `json:"backend"`
-		PublicKey string `json:"publicKey"`
-		Error     string `json:"error"`
-	} `json:"device"`
-	Source string       `json:"source"`
-	Peers  []PeerStatus `json:"peers"`
-	// Stopped are packets to the remote's pods that would have left in plaintext, and
-	// Rules the foreign policy rules that lead packets there.
-	Stopped uint64 `json:"stoppedPackets"`
-	Rules   []struct {
-		Rule   string `json:"rule"`
-		Marked bool   `json:"marked"`
-	} `json:"foreignRules"`
-	// Rejected are the remote's nodes of which something was rejected.
-	Rejected []struct {
-		Node    string `json:"node"`
-		Reason  string `json:"reason"`
-		Detail  string `json:"detail"`
-		Partial bool   `json:"partial"`
-	} `json:"rejected"`
-}
-
-// PeerStatus is one peer in a RemoteStatus.
-type PeerStatus struct {
-	Node          string         `json:"node"`
-	PublicKey     string         `json:"publicKey"`
-	Endpoint      string         `json:"endpoint"`
-	AllowedIPs    []netip.Prefix `json:"allowedIPs"`
-	Health        string         `json:"health"`
-	LastHandshake time.Time      `json:"lastHandshake"`
-	RxBytes       int64          `json:"rxBytes"`
-	TxBytes       int64          `json:"txBytes"`
-	Disputed      string         `json:"disputed"`
-	Path          struct {
-		State     string `json:"state"`
-		Sign      string `json:"sign"`
-		SmallOnly bool   `json:"smallOnly"`
-	} `json:"path"`
-}
-
-// Remote returns the status of a remote, or a zero status.
-func (s *Status) Remote(name string) RemoteStatus {
-	for i := range s.Remotes {
-		if s.Remotes[i].Name == name {
-			return s.Remotes[i]
-		}
+// Remote returns the report about a remote, or a zero one.
+func (s *Status) Remote(name string) status.Remote {
+	if r := s.Agent.Remote(name); r != nil {
+		return *r
 	}
-	return RemoteStatus{}
+	return status.Remote{}
+}
+
+// Link is what stays the same of a remote's device as long as that exists.
+func (s *Status) Link(remote string) string {
+	d := s.Remote(remote).Device
+	return fmt.Sprintf("%s, index %d, %s, key %s %s", d.Name, d.Index, d.Backend, d.PublicKey, d.Error)
 }
 
 // Status requests the agent's status.

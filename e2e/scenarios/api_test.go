@@ -33,7 +33,7 @@ func TestRemoteAPIServerAway(t *testing.T) {
 		must(t, programs.Reach(within(t, repair), from, to))
 		after, err := agent.Status(t.Context())
 		must(t, err)
-		if b, a := before.Remote("gcp"), after.Remote("gcp"); len(a.Peers) != 1 || a.Peers[0].PublicKey != b.Peers[0].PublicKey || a.Device != b.Device {
+		if b, a := before.Remote("gcp"), after.Remote("gcp"); len(a.Peers) != 1 || a.Peers[0].PublicKey != b.Peers[0].PublicKey || after.Link("gcp") != before.Link("gcp") {
 			t.Errorf("before %+v, after %+v", b, a)
 		}
 		metrics, err := agent.Metrics(t.Context())

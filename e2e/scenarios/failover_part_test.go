@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // oneDirection drops packets from the nodes of gcp to those of aws, and not the reverse:
@@ -21,15 +21,15 @@ import (
 func (f *failover) oneDirection(t *testing.T) {
 	nodes := f.GCP.Nodes()
 	f.outage(t, "one direction", func() { f.each(t, f.Testbed.DropOneWay, nodes...) }, func() {
-		f.awaitPaths(t, "to be down one way, as what aws sends is heard", func(p *programs.PeerStatus) bool {
-			return p.Path.State == "down" && p.Path.Sign == "one_way"
+		f.awaitPaths(t, "to be down one way, as what aws sends is heard", func(p *status.Peer) bool {
+			return p.Path != nil && p.Path.State == "down" && p.Path.Sign == "one_way"
 		})
 		f.each(t, f.Testbed.RestoreOneWay, nodes...)
 	})
 }
 
 // awaitPaths waits until the agents of gcp report a state for all their paths.
-func (f *failover) awaitPaths(t *testing.T, what string, is func(p *programs.PeerStatus) bool) {
+func (f *failover) awaitPaths(t *testing.T, what string, is func(p *status.Peer) bool) {
 	t.Helper()
 	for _, agent := range f.Agents[2:] {
 		eventually(t, 3*time.Minute, "the paths of "+agent.Node.Name+" "+what, func(ctx context.Context) error {
@@ -38,7 +38,7 @@ func (f *failover) awaitPaths(t *testing.T, what string, is func(p *programs.Pee
 				return err
 			}
 			all := s.Remote(f.AWS.Name).Peers
-			if i := slices.IndexFunc(all, func(p programs.PeerStatus) bool { return !is(&p) }); i >= 0 || len(all) == 0 {
+			if i := slices.IndexFunc(all, func(p status.Peer) bool { return !is(&p) }); i >= 0 || len(all) == 0 {
 				return fmt.Errorf("%+v", all)
 			}
 			return nil
@@ -71,7 +71,7 @@ func (f *failover) largePackets(t *testing.T) {
 	if err == nil {
 		t.Error("an answer of 4,000 bytes got through")
 	}
-	f.awaitPaths(t, "to carry small packets only", func(p *programs.PeerStatus) bool { return p.Path.State == "up" && p.Path.SmallOnly })
+	f.awaitPaths(t, "to carry small packets only", func(p *status.Peer) bool { return p.Path != nil && p.Path.State == "up" && p.Path.SmallOnly })
 	named := time.Now()
 	everybody := append(slices.Clone(f.local), f.Pods[:2]...)
 	failed, _ := ask.settled(t, named, 3, everybody...)
@@ -88,7 +88,7 @@ func (f *failover) largePackets(t *testing.T) {
 	})
 	f.each(t, narrow(f.Testbed.RestoreLarge), f.GCP.Nodes()...)
 	at = time.Now()
-	f.awaitPaths(t, "to carry large packets", func(p *programs.PeerStatus) bool { return p.Path.State == "up" && !p.Path.SmallOnly })
+	f.awaitPaths(t, "to carry large packets", func(p *status.Peer) bool { return p.Path != nil && p.Path.State == "up" && !p.Path.SmallOnly })
 	must(t, big(repair))
 	t.Logf("large packets restored: known after %s", seconds(at, time.Now()))
 }

@@ -65,7 +65,10 @@ func TestNoPlaintextBehindForeignRules(t *testing.T) {
 		if err != nil {
 			return 0, err
 		}
-		return status.Remote("gcp").Stopped, nil
+		if n := status.Remote("gcp").Stopped; n != nil {
+			return *n, nil
+		}
+		return 0, nil
 	}
 	const mark = `table inet others {
 		chain pre { type filter hook prerouting priority mangle; iifname cni0 udp dport 9 meta mark set 7; }

@@ -122,5 +122,5 @@ func deviceOf(t *testing.T, a *programs.Agent) string {
 	t.Helper()
 	status, err := a.Status(within(t, time.Minute))
 	must(t, err)
-	return fmt.Sprintf("%+v", status.Remote("gcp").Device)
+	return status.Link("gcp")
 }

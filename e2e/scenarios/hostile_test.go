@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -183,12 +182,12 @@ func TestHostileNodes(t *testing.T) {
 	})
 
 	t.Run("an older node publishes what others were given", func(t *testing.T) {
-		allowed := func(ctx context.Context) (map[string][]netip.Prefix, *programs.Status, error) {
+		allowed := func(ctx context.Context) (map[string][]string, *programs.Status, error) {
 			status, err := agent.Status(ctx)
 			if err != nil {
 				return nil, nil, err
 			}
-			all := map[string][]netip.Prefix{}
+			all := map[string][]string{}
 			for _, peer := range status.Remote("gcp").Peers {
 				all[peer.Node] = peer.AllowedIPs
 			}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // hasRoutes returns nil if a node has so many routes of the agent.
@@ -70,21 +71,21 @@ func waitPeers(t *testing.T, a *programs.Agent, remote string, nodes ...string) 
 // starts after first contact, in which that is allowed.
 func keepsSession(t *testing.T, a *programs.Agent, remote, node string) (stop func()) {
 	t.Helper()
-	of := func(ctx context.Context) (programs.PeerStatus, error) {
-		status, err := a.Status(ctx)
+	of := func(ctx context.Context) (status.Peer, error) {
+		report, err := a.Status(ctx)
 		if err != nil {
-			return programs.PeerStatus{}, err
+			return status.Peer{}, err
 		}
-		peers := status.Remote(remote).Peers
-		at := slices.IndexFunc(peers, func(p programs.PeerStatus) bool { return p.Node == node })
+		peers := report.Remote(remote).Peers
+		at := slices.IndexFunc(peers, func(p status.Peer) bool { return p.Node == node })
 		if at < 0 {
-			return programs.PeerStatus{}, fmt.Errorf("%s is no peer of %s", node, a.Node.Name)
+			return status.Peer{}, fmt.Errorf("%s is no peer of %s", node, a.Node.Name)
 		}
 		return peers[at], nil
 	}
-	var last programs.PeerStatus
+	var last status.Peer
 	eventually(t, time.Minute, "a session with "+node, func(ctx context.Context) (err error) {
-		if last, err = of(ctx); err == nil && (last.LastHandshake.IsZero() || time.Since(last.LastHandshake) < 15*time.Second) {
+		if last, err = of(ctx); err == nil && (last.LastHandshake == nil || time.Since(*last.LastHandshake) < 15*time.Second) {
 			err = fmt.Errorf("its last handshake was at %v", last.LastHandshake)
 		}
 		return err

@@ -56,9 +56,9 @@ func testRestart(t *testing.T, a *programs.Agent, from, to *testbed.Pod, how str
 
 	after, err := a.Status(ctx)
 	must(t, err)
-	was, is := before.Remote("gcp").Device, after.Remote("gcp").Device
+	was, is := before.Link("gcp"), after.Link("gcp")
 	if was != is {
-		t.Errorf("the device was %+v and is %+v", was, is)
+		t.Errorf("the device was %s and is %s", was, is)
 	}
 	if lines := written(); len(lines) > 0 {
 		t.Errorf("ip monitor over the restart:\n%s", strings.Join(lines, "\n"))

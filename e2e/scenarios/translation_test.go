@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
@@ -113,10 +114,10 @@ func testForwarding(t *testing.T, p *programs.Pair) {
 			must(t, programs.WaitReach(within(t, repair), p.Pods[0], p.Pods[2]))
 			must(t, p.WaitConnected(within(t, repair)))
 			t.Logf("all pods reach each other after %v", time.Since(began))
-			status, err := open.Status(t.Context())
+			report, err := open.Status(t.Context())
 			must(t, err)
-			if !slices.ContainsFunc(status.Remote("gcp").Peers, func(peer programs.PeerStatus) bool { return peer.Endpoint == c.outside.String() }) {
-				t.Errorf("%s has no peer at %s: %+v", open.Node.Name, c.outside, status.Remote("gcp").Peers)
+			if !slices.ContainsFunc(report.Remote("gcp").Peers, func(peer status.Peer) bool { return peer.Endpoint == c.outside.String() }) {
+				t.Errorf("%s has no peer at %s: %+v", open.Node.Name, c.outside, report.Remote("gcp").Peers)
 			}
 		})
 	}
