@@ -1,6 +1,6 @@
 // Package tools builds the programs that the tests, the demo and the linter
 // run: a real Kubernetes control plane, etcd, kube-proxy, kubelet, CoreDNS,
-// containerd, promtool, golangci-lint and govulncheck. They come from modules below
+// containerd, promtool, helm, golangci-lint and govulncheck. They come from modules below
 // this folder, whose go.mod and go.sum pin every version, so that they can't disturb
 // the dependencies of the product. The programs of a cluster are one module, kubernetes:
 // they share most of their packages, and are built at once. The container runtime is
@@ -37,6 +37,7 @@ const (
 	Etcd                  = "etcd"
 	GolangciLint          = "golangci-lint"
 	Govulncheck           = "govulncheck"
+	Helm                  = "helm"
 	KubeAPIServer         = "kube-apiserver"
 	KubeControllerManager = "kube-controller-manager"
 	KubeProxy             = "kube-proxy"
@@ -110,6 +111,7 @@ func catalogue() []tool {
 		// CoreDNS with the plugins that deploy/coredns uses.
 		{name: CoreDNS, module: "kubernetes", pkg: "./coredns"},
 		{name: Etcd, module: "kubernetes", pkg: "go.etcd.io/etcd/server/v3"},
+		{name: Helm, module: "helm", pkg: "helm.sh/helm/v4/cmd/helm"},
 		{name: GolangciLint, module: "lint", pkg: "github.com/golangci/golangci-lint/v2/cmd/golangci-lint"},
 		{name: Govulncheck, module: "vuln", pkg: "golang.org/x/vuln/cmd/govulncheck"},
 		kubernetes(KubeAPIServer),
