@@ -55,6 +55,8 @@ type Request struct {
 	Names  []string `json:"names,omitempty"`
 	// Asks are services to ask as clients do.
 	Asks []Ask `json:"asks,omitempty"`
+	// Must makes the program fail if one of the asks does, for helm test.
+	Must bool `json:"must,omitempty"`
 	// Patience is the timeout of the first response in seconds; 0: default.
 	Patience int `json:"patience,omitempty"`
 }
