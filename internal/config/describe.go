@@ -1,6 +1,25 @@
 package config
 
-import "strings"
+import (
+	"strings"
+	"time"
+)
+
+// Kind is the type of a setting's value.
+type Kind int
+
+// The kinds. Prefixes and ClusterNames are lists.
+const (
+	Text Kind = iota
+	Boolean
+	Number
+	Size
+	Duration
+	Mark
+	MTUOrAuto
+	Prefixes
+	ClusterNames
+)
 
 // Description is what the documentation says about one setting.
 type Description struct {
@@ -14,6 +33,10 @@ type Description struct {
 	// Least and Most bound a number; both are empty where there is no bound.
 	Least, Most string
 	Meaning     string
+	Kind        Kind
+	// OneOf are the allowed values of a text, Syntax is the tag "is".
+	OneOf  []string
+	Syntax string
 }
 
 // Program is one program with its settings, without those of its remotes.
@@ -64,10 +87,33 @@ func describe(settings []*setting) []Description {
 		if strings.HasPrefix(s.variable, prefix) {
 			d.Variable = s.variable
 		}
+		d.Kind, d.OneOf, d.Syntax = s.kind(), s.list("oneof"), s.tag.Get("is")
 		if bounds := s.list("range"); len(bounds) == 2 {
 			d.Least, d.Most = bounds[0], bounds[1]
 		}
 		all = append(all, d)
 	}
 	return all
+}
+
+func (s *setting) kind() Kind {
+	switch s.field.(type) {
+	case *bool:
+		return Boolean
+	case *int:
+		return Number
+	case *Bytes:
+		return Size
+	case *time.Duration:
+		return Duration
+	case *uint32:
+		return Mark
+	case *MTU:
+		return MTUOrAuto
+	case *Subnets:
+		return Prefixes
+	case *Names:
+		return ClusterNames
+	}
+	return Text
 }
