@@ -138,6 +138,10 @@ lint: ## tidy modules and golangci-lint, which vets, too
 settings: ## docs/settings.md, from internal/config
 	$(GO) test ./docs -run TestSettingsPage -update
 
+.PHONY: chart
+chart: ## deploy/chart, from the bases of deploy and internal/config
+	$(GO) run ./deploy/release/chart
+
 .PHONY: fmt
 fmt: ## format everything
 	"$$($(GO) run ./deploy/tools/build golangci-lint)" fmt ./...
@@ -162,6 +166,10 @@ release-notes: ## the newest section of CHANGELOG.md
 .PHONY: dist
 dist: ## archives of semaphorectl for Linux, macOS and Windows, into dist/; URL=https://... of that folder adds krew's manifest
 	$(GO) run ./deploy/release tool -version $(VERSION) $(if $(URL),-url $(URL))
+
+.PHONY: release
+release: ## all files of a release that need no registry, into dist/; VERSION=v1.2.3 IMAGE=name@sha256:... URL=https://...
+	$(GO) run ./deploy/release all -version $(VERSION) $(if $(IMAGE),-image $(IMAGE)) $(if $(URL),-url $(URL))
 
 .PHONY: vulnerabilities
 vulnerabilities: ## known vulnerabilities that our code reaches; says so when it can't ask

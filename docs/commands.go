@@ -60,7 +60,6 @@ var runners = []struct {
 	{regexp.MustCompile(`^(sudo )?make `), Here},
 	{regexp.MustCompile(`^(\w+=\S*(\$\([^)]*\))? )?go run \./deploy/release `), Here},
 	{regexp.MustCompile(`^go run \./e2e/kernel `), Here},
-	{regexp.MustCompile(`^\{ .*\| kubectl [^|]* apply -f -$`), Here},
 	{regexp.MustCompile(`^(umask 077; )?(ip|wg|nft) `), Operator},
 	{regexp.MustCompile(`^curl -s http://127\.0\.0\.1:7774/`), Operator},
 	{regexp.MustCompile(`^semaphorectl tokens `), Example},
@@ -68,7 +67,7 @@ var runners = []struct {
 	{regexp.MustCompile(`^kubectl( -\S+( [^-]\S*)?)* (exec|logs|run|rollout) `), RealCluster},
 	{regexp.MustCompile(`^kubectl .*(serviceexport|serviceimport| shop( |$))`), Imports},
 	{regexp.MustCompile(`^kubectl `), Example},
-	{regexp.MustCompile(`^(docker|cosign|tcpdump|ping|curl|oc) `), RealCluster},
+	{regexp.MustCompile(`^(docker|cosign|helm|tcpdump|ping|curl|oc) `), RealCluster},
 }
 
 // By returns the runner of the command, "" if it has none.

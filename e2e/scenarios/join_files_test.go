@@ -150,9 +150,16 @@ func noSecretFiles(t *testing.T, folder string) {
 // managedFields and values of Secrets.
 func everything(t *testing.T, clusters []*testbed.Cluster) map[string]map[string]any {
 	t.Helper()
+	all := map[string]map[string]any{}
+	each(t, clusters, func(name string, o *unstructured.Unstructured) { all[name] = bare(o) })
+	return all
+}
+
+// each calls do for all objects of clusters, except those that change by themselves.
+func each(t *testing.T, clusters []*testbed.Cluster, do func(name string, o *unstructured.Unstructured)) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	all := map[string]map[string]any{}
 	for _, c := range clusters {
 		lists, err := c.Client().Discovery().ServerPreferredResources()
 		must(t, err)
@@ -168,12 +175,11 @@ func everything(t *testing.T, clusters []*testbed.Cluster) map[string]map[string
 				must(t, err)
 				for i := range found.Items {
 					o := &found.Items[i]
-					all[c.Name+" "+of.GroupResource().String()+" "+o.GetNamespace()+"/"+o.GetName()] = bare(o)
+					do(c.Name+" "+of.GroupResource().String()+" "+o.GetNamespace()+"/"+o.GetName(), o)
 				}
 			}
 		}
 	}
-	return all
 }
 
 func bare(o *unstructured.Unstructured) map[string]any {

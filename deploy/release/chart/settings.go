@@ -1,0 +1,247 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
+)
+
+// values are the settings of internal/config by their keys in the chart's values.
+type values struct {
+	settings, remotes map[string]config.Description
+	// reserved are the variables that pod templates set.
+	reserved []string
+}
+
+const prefix = "SEMAPHORE_"
+
+// settings returns the settings that values can set: all but those that the templates set,
+// and those that cluster and remotes set.
+func settings() values {
+	v := values{settings: map[string]config.Description{}, remotes: map[string]config.Description{}}
+	elsewhere := map[string]bool{"SEMAPHORE_CLUSTER_NAME": true, "SEMAPHORE_REMOTES": true, "SEMAPHORE_CLUSTERS_CONFIG": true, "SEMAPHORE_KUBECONFIG": true}
+	for _, t := range templates() {
+		folders := []string{t.base}
+		for _, c := range t.components {
+			folders = append(folders, c.folder)
+		}
+		for i, folder := range folders {
+			for _, name := range environment(t.base, folder) {
+				if elsewhere[name] = true; i == 0 {
+					v.reserved = append(v.reserved, name)
+				}
+			}
+		}
+	}
+	slices.Sort(v.reserved)
+	v.reserved = slices.Compact(v.reserved)
+	for _, p := range config.Programs() {
+		for _, d := range p.Settings {
+			if !elsewhere[d.Variable] && d.Variable != "" {
+				v.settings[key(strings.TrimPrefix(d.Variable, prefix))] = d
+			}
+		}
+	}
+	for _, d := range config.RemoteSettings() {
+		v.remotes[key(strings.TrimPrefix(d.Variable, remotePrefix))] = d
+	}
+	return v
+}
+
+const remotePrefix = prefix + "REMOTE_<NAME>_"
+
+// environment returns the names of the variables that the pod templates of a base have, with
+// a component.
+func environment(base, component string) []string {
+	objects, err := manifests.Base(base)
+	if err == nil && component != base {
+		objects, err = manifests.Add(objects, component)
+	}
+	if err != nil {
+		return nil // chart returns the error.
+	}
+	var names []string
+	for _, o := range objects {
+		manifests.Walk(o.Object, func(key string, value any) any {
+			if list, is := value.([]any); is && key == "env" {
+				for _, item := range list {
+					if variable, is := item.(map[string]any); is && !isReference(variable) {
+						names = append(names, fmt.Sprint(variable["name"]))
+					}
+				}
+			}
+			return value
+		})
+	}
+	return names
+}
+
+// isReference reports whether a variable comes from the settings.
+func isReference(variable map[string]any) bool {
+	from, _ := variable["valueFrom"].(map[string]any)
+	return from["configMapKeyRef"] != nil
+}
+
+// words are those that aren't written like others in names of values.
+var words = map[string]string{"API": "API", "URL": "URL", "CA": "CA", "MTU": "MTU", "IPS": "IPs", "CIDRS": "CIDRs", "SHA256": "SHA256", "HTTP": "HTTP"}
+
+// key returns the key of a variable in values, as podSubnets for POD_SUBNETS.
+func key(variable string) string {
+	var b strings.Builder
+	for i, word := range strings.Split(variable, "_") {
+		switch special := words[word]; {
+		case i == 0:
+			b.WriteString(strings.ToLower(word))
+		case special != "":
+			b.WriteString(special)
+		default:
+			b.WriteString(word[:1] + strings.ToLower(word[1:]))
+		}
+	}
+	return b.String()
+}
+
+// variables returns a template with the variables of the keys.
+func (v values) variables() (string, error) {
+	of := func(settings map[string]config.Description, prefix string) map[string]string {
+		names := map[string]string{}
+		for key, d := range settings {
+			names[key] = strings.TrimPrefix(d.Variable, prefix)
+		}
+		return names
+	}
+	text, err := yaml.Marshal(map[string]any{"settings": of(v.settings, ""), "remotes": of(v.remotes, remotePrefix)})
+	return "{{- define \"semaphore.variables\" -}}\n" + string(text) + "{{- end -}}\n", err
+}
+
+type object = map[string]any
+
+// closed returns the schema of an object without other keys.
+func closed(description string, properties object, required ...string) object {
+	o := object{"type": "object", "properties": properties, "additionalProperties": false}
+	if description != "" {
+		o["description"] = description
+	}
+	if len(required) > 0 {
+		o["required"] = required
+	}
+	return o
+}
+
+// schema returns values.schema.json.
+func (v values) schema() ([]byte, error) {
+	boolean, text, free := object{"type": "boolean"}, object{"type": "string"}, object{"type": "object"}
+	labels := object{"type": "object", "additionalProperties": text}
+	list := object{"type": "array", "items": free}
+	workload := func(more object) object {
+		properties := object{
+			"resources": free, "nodeSelector": labels, "tolerations": list, "affinity": free,
+			"topologySpreadConstraints": list, "priorityClassName": text, "podAnnotations": labels,
+			"enabled": boolean,
+			"extraEnv": object{"type": "array", "items": object{
+				"type": "object", "required": []string{"name"},
+				"properties": object{"name": object{
+					"type": "string", "not": object{"enum": v.reserved}, "description": "none of those that the chart sets",
+				}},
+			}},
+		}
+		maps.Copy(properties, more)
+		return closed("", properties)
+	}
+	secret := object{"type": "string", "minLength": 1}
+	replicas := object{"type": "integer", "minimum": 1, "maximum": 9}
+	all := object{}
+	for key, d := range v.settings {
+		all[key] = typeOf(d)
+	}
+	remote := object{}
+	for key, d := range v.remotes {
+		remote[key] = typeOf(d)
+	}
+	one := closed("", remote, "podSubnets", "wgListenPort")
+	one["anyOf"] = []object{{"required": []string{"apiURL"}}, {"required": []string{"kubeconfig"}}}
+	name := object{"pattern": clusterName, "maxLength": 52, "not": object{"enum": []string{"local", "global", "gl"}}}
+	schema := closed("", object{
+		"global":   free,
+		"cluster":  object{"type": "string", "description": "name of this cluster", "pattern": clusterName, "maxLength": 52},
+		"remotes":  object{"type": "object", "minProperties": 1, "propertyNames": name, "additionalProperties": one},
+		"settings": closed("settings of the programs", all),
+		"image": closed("", object{
+			"repository": object{"type": "string", "minLength": 1}, "tag": text,
+			"digest":     object{"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
+			"pullPolicy": object{"enum": []string{"", "Always", "IfNotPresent", "Never"}},
+		}),
+		"imagePullSecrets": object{"type": "array", "items": closed("", object{"name": secret}, "name")},
+		"wireguard": workload(object{
+			"podPrefixes": object{"enum": []string{"", "calico", "cilium", "pods", "prefixes"}},
+			"networkd":    boolean, "cleanup": boolean, "remotesSecret": secret,
+			"engine": closed("", object{"resources": free}),
+		}),
+		"serviceMirror": workload(object{"replicas": replicas, "remotesSecret": secret}),
+		"policy":        workload(object{"replicas": replicas, "remotesSecret": secret}),
+		"tokens":        workload(nil),
+		"mcs": closed("", object{
+			"enabled": boolean, "crds": boolean, "coreDNS": closed("", object{"serviceAccount": text, "namespace": text}),
+		}),
+		"metrics": closed("", object{
+			"auth": boolean, "rules": boolean, "dashboards": boolean,
+			"podMonitor": closed("", object{
+				"enabled": boolean, "labels": labels, "authorization": free,
+				"interval": object{"type": "string", "pattern": `^([0-9]+(ms|s|m|h))?$`},
+			}),
+			"prometheusRule": closed("", object{"enabled": boolean, "labels": labels}),
+		}),
+		"networkPolicy": closed("", object{"enabled": boolean}),
+		"test":          closed("", object{"remote": object{"type": "string", "pattern": `^(.+:[0-9]+)?$`}}),
+	}, "cluster", "remotes")
+	// Of the versions that Helm knows, the one that all of its releases do.
+	schema["$schema"] = "http://json-schema.org/draft-07/schema#"
+	encoded, err := json.MarshalIndent(schema, "", "  ")
+	return append(encoded, '\n'), err
+}
+
+const clusterName = `^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+
+// patterns are those of texts, by the tag "is".
+var patterns = map[string]string{
+	"https": `^https://[^/]`, "cluster": clusterName, "label": clusterName, "host:port": `:[0-9]+$`, "path": `^/`,
+	"subdomain": `^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$`,
+}
+
+// typeOf returns the schema of a setting.
+func typeOf(d config.Description) object {
+	o := object{"type": "string", "description": d.Meaning}
+	switch d.Kind {
+	case config.Boolean:
+		o["type"] = "boolean"
+	case config.Number:
+		o["type"], o["minimum"], o["maximum"] = "integer", json.Number(d.Least), json.Number(d.Most)
+	case config.Size:
+		o["type"], o["minimum"], o["pattern"] = []string{"string", "integer"}, 0, `^[0-9]+([kMG]i?)?$`
+	case config.MTUOrAuto:
+		o["type"], o["pattern"], o["minimum"], o["maximum"] = []string{"string", "integer"}, `^auto$`, json.Number(d.Least), json.Number(d.Most)
+	case config.Duration:
+		o["type"], o["pattern"], o["minimum"], o["maximum"] = []string{"string", "integer"}, `^(0|([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+)$`, 0, 0
+	case config.Mark:
+		o["type"], o["pattern"], o["minimum"] = []string{"string", "integer"}, `^(0x[0-9a-fA-F]+|[0-9]+)$`, 0
+	case config.Prefixes:
+		o["type"], o["items"] = "array", object{"type": "string", "pattern": `^[0-9a-fA-F.:]+/[0-9]{1,3}$`}
+	case config.ClusterNames:
+		o["type"], o["items"] = "array", object{"type": "string", "pattern": clusterName}
+	default:
+		switch {
+		case len(d.OneOf) > 0:
+			o["enum"] = d.OneOf
+		case patterns[d.Syntax] != "":
+			o["pattern"] = patterns[d.Syntax]
+		}
+	}
+	return o
+}
