@@ -5,7 +5,8 @@
 //	go run ./deploy/release licences [-texts] [-o file]        licences of the linked modules
 //	go run ./deploy/release notes [version]                    one section of CHANGELOG.md
 //	go run ./deploy/release vulnerabilities [-db address]      govulncheck
-//	go run ./deploy/release tool [-version v1.2.3] [-url address] [-o folder]   semaphorectl, and its krew manifest
+//	go run ./deploy/release tool [-version v1.2.3] [-image reference] [-url address] [-o folder]   semaphorectl, and its krew manifest
+//	go run ./deploy/release all -version v1.2.3 [-image reference] [-url address] [-o folder]   all of these, and the chart
 //	go run ./deploy/release pinned -image reference            refuses an image without a digest
 package main
 
@@ -33,7 +34,7 @@ func main() {
 	}
 }
 
-const usage = "usage: release sbom|licences|notes|vulnerabilities|pinned|tool [flags]"
+const usage = "usage: release sbom|licences|notes|vulnerabilities|pinned|tool|all [flags]"
 
 // run does what the first of args asks for.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -47,6 +48,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		"vulnerabilities": vulnerabilitiesCommand,
 		"pinned":          pinnedCommand,
 		"tool":            toolCommand,
+		"all":             allCommand,
 	}
 	command, known := commands[args[0]]
 	if !known {

@@ -18,8 +18,12 @@ func pinnedCommand(_ context.Context, in invocation) error {
 		return err
 	}
 	if !pinnedReference.MatchString(*image) {
-		return fmt.Errorf("image %q isn't named by a digest: expected name@sha256: and 64 hexadecimal digits", *image)
+		return notPinned(*image)
 	}
 	_, err := fmt.Fprintln(in.stdout, *image)
 	return err
+}
+
+func notPinned(image string) error {
+	return fmt.Errorf("image %q isn't named by a digest: expected name@sha256: and 64 hexadecimal digits", image)
 }

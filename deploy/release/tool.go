@@ -66,8 +66,12 @@ func toolCommand(ctx context.Context, in invocation) error {
 	version := in.flags.String("version", "devel", "the release's `version`")
 	out := in.flags.String("o", "dist", "`folder` of the results")
 	url := in.flags.String("url", "", "`address` of the folder that users get the archives from; without it there is no manifest")
+	image := in.flags.String("image", "", "`reference` of the release's image by its digest, the default of join --image")
 	if err := in.parse(0); err != nil {
 		return err
+	}
+	if *image != "" && !pinnedReference.MatchString(*image) {
+		return notPinned(*image)
 	}
 	if strings.ContainsAny(*version, " '\"") {
 		return fmt.Errorf("-version %q: expected one such as v1.2.3", *version)
@@ -90,7 +94,7 @@ func toolCommand(ctx context.Context, in invocation) error {
 	var sums bytes.Buffer
 	plugin := newPlugin(*version)
 	for _, p := range platforms() {
-		program, err := buildTool(ctx, in.root, p, *version)
+		program, err := buildTool(ctx, in.root, p, *version, *image)
 		if err != nil {
 			return err
 		}
@@ -122,16 +126,16 @@ func toolCommand(ctx context.Context, in invocation) error {
 }
 
 // buildTool builds semaphorectl for a platform and returns the program.
-func buildTool(ctx context.Context, root string, p platform, version string) (program []byte, err error) {
+func buildTool(ctx context.Context, root string, p platform, version, image string) (program []byte, err error) {
 	dir, err := os.MkdirTemp("", "semaphorectl-")
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	file := filepath.Join(dir, p.binary())
-	const process = "github.com/kube-semaphore/kube-semaphore/internal/process"
+	const module = "github.com/kube-semaphore/kube-semaphore/internal/"
 	_, err = goOutput(ctx, root, []string{"GOOS=" + p.system, "GOARCH=" + p.arch, "CGO_ENABLED=0"},
-		"build", "-trimpath", "-ldflags", "-s -w -X "+process+".number="+version, "-o", file, "./cmd/semaphorectl")
+		"build", "-trimpath", "-ldflags", "-s -w -X "+module+"process.number="+version+" -X "+module+"ctl/join.released="+image, "-o", file, "./cmd/semaphorectl")
 	if err != nil {
 		return nil, fmt.Errorf("build semaphorectl for %s: %w", p, err)
 	}

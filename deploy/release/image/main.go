@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"time"
 )
@@ -21,7 +22,7 @@ import (
 var programs = []string{"semaphore-engine", "semaphore-policy", "semaphore-relay", "semaphore-service-mirror", "semaphore-tokens", "semaphore-wireguard"}
 
 func main() {
-	arch := flag.String("arch", "", "also build the image for this architecture, as in arm64, and look at the programs without running them")
+	arch := flag.String("arch", "", "also build the image for this architecture, as in arm64, look at the programs without running them, and make one image of both")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	err := check(ctx, *arch)
@@ -70,6 +71,13 @@ func check(ctx context.Context, otherArch string) (err error) {
 		if err := image.inspect(ctx, arch == b.arch, repo.build()); err != nil {
 			return fmt.Errorf("image for %s: %w", arch, err)
 		}
+	}
+	if otherArch != "" {
+		digest, err := b.layout(ctx, []string{b.arch, otherArch}, filepath.Join(b.dir, "layout"))
+		if err != nil {
+			return fmt.Errorf("one image for both architectures: %w", err)
+		}
+		fmt.Printf("one image for %s and %s: %s\n", b.arch, otherArch, digest)
 	}
 	start = time.Now()
 	if err := b.identities(ctx, repo); err != nil {
