@@ -6,13 +6,16 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
@@ -241,21 +244,52 @@ func (b *policyBed) testOriginal(t *testing.T) {
 	}
 }
 
-// otherMark gives semaphore-policy another mark, domain and Lease in a cluster, as described
-// in docs/policy.md, until the test ends.
+// otherMark gives semaphore-policy another mark and domain in a cluster, by the patch in
+// docs/policy.md, and a Lease of another name, until the test ends.
 func otherMark(t *testing.T, c *testbed.Cluster, mark, prefix, lease string) {
 	t.Helper()
-	rbac := c.Client().RbacV1()
-	set := func(ctx context.Context, mark, prefix, lease string) {
-		patch := fmt.Sprintf(`[{"op":"replace","path":"/rules/2/resourceNames","value":[%q]},{"op":"replace","path":"/rules/3/resourceNames","value":[%q]}]`, mark, prefix)
-		_, err := rbac.ClusterRoles().Patch(ctx, "semaphore-policy", types.JSONPatchType, []byte(patch), metav1.PatchOptions{})
-		must(t, err)
-		patch = fmt.Sprintf(`[{"op":"replace","path":"/rules/1/resourceNames","value":[%q]}]`, lease)
-		_, err = rbac.Roles("sys-semaphore").Patch(ctx, "semaphore-policy", types.JSONPatchType, []byte(patch), metav1.PatchOptions{})
-		must(t, err)
+	document, err := os.ReadFile("../../docs/policy.md")
+	must(t, err)
+	_, text, _ := strings.Cut(string(document), "```yaml\npatches:\n")
+	text, _, _ = strings.Cut(text, "```")
+	var documented []struct{ Patch string }
+	must(t, yaml.Unmarshal([]byte(text), &documented))
+	if len(documented) != 1 {
+		t.Fatalf("documented patches: %q", text)
 	}
-	set(t.Context(), mark, prefix, lease)
+	patch, err := yaml.YAMLToJSON([]byte(documented[0].Patch))
+	must(t, err)
+	clusterRoles, roles := c.Client().RbacV1().ClusterRoles(), c.Client().RbacV1().Roles(home)
+	wide, err := clusterRoles.Get(t.Context(), programs.Policy, metav1.GetOptions{})
+	must(t, err)
+	_, err = clusterRoles.Patch(t.Context(), programs.Policy, types.JSONPatchType, patch, metav1.PatchOptions{})
+	must(t, err)
+	role, err := roles.Get(t.Context(), programs.Policy, metav1.GetOptions{})
+	must(t, err)
+	other := role.DeepCopy()
+	for i := range other.Rules {
+		if slices.Equal(other.Rules[i].ResourceNames, []string{programs.Policy}) {
+			other.Rules[i].ResourceNames = []string{lease}
+		}
+	}
+	_, err = roles.Update(t.Context(), other, metav1.UpdateOptions{})
+	must(t, err)
+	may := func(ctx context.Context, mark, prefix string) {
+		for _, r := range []authorizationv1.ResourceAttributes{
+			{Resource: "accounts", Name: programs.Policy, Verb: "confined"}, {Resource: "marks", Name: mark, Verb: "use"}, {Resource: "domains", Name: prefix, Verb: "use"},
+		} {
+			r.Group = "semaphore.uw.io"
+			must(t, c.AwaitRight(ctx, home, programs.Policy, r, true))
+		}
+	}
+	may(t.Context(), mark, prefix)
 	t.Cleanup(func() {
-		set(context.WithoutCancel(t.Context()), programs.Policy, domain, programs.Policy)
+		ctx := context.WithoutCancel(t.Context())
+		wide.ResourceVersion, role.ResourceVersion = "", ""
+		_, err := clusterRoles.Update(ctx, wide, metav1.UpdateOptions{})
+		must(t, err)
+		_, err = roles.Update(ctx, role, metav1.UpdateOptions{})
+		must(t, err)
+		may(ctx, programs.Policy, domain)
 	})
 }
