@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/mcs-api/config/crd"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1alpha1"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 	"sigs.k8s.io/yaml"
 
@@ -66,13 +67,24 @@ func newImportBed(t *testing.T, more ...string) *importBed {
 }
 
 // define installs the CRDs.
-func (b *importBed) define(t *testing.T, c *testbed.Cluster) {
+func (b *importBed) define(t *testing.T, c *testbed.Cluster, adjust ...func(*unstructured.Unstructured)) {
 	t.Helper()
 	for _, text := range [][]byte{crd.ServiceExportCRD, crd.ServiceImportCRD} {
 		o := &unstructured.Unstructured{}
 		must(t, yaml.Unmarshal(text, &o.Object))
+		for _, a := range adjust {
+			a(o)
+		}
 		must(t, c.ApplyObjects(t.Context(), o))
 	}
+}
+
+// alphaOnly removes all versions but v1alpha1 from a CRD, as older implementations have it.
+func alphaOnly(o *unstructured.Unstructured) {
+	versions, _, _ := unstructured.NestedSlice(o.Object, "spec", "versions")
+	versions = slices.DeleteFunc(versions, func(v any) bool { return v.(map[string]any)["name"] != v1alpha1.GroupVersion.Version })
+	versions[0].(map[string]any)["storage"] = true
+	_ = unstructured.SetNestedSlice(o.Object, versions, "spec", "versions")
 }
 
 // start runs a controller of a cluster until the test ends or stop is called.
@@ -886,10 +898,16 @@ func (b *importBed) testLaterCRDs(t *testing.T) {
 		}
 	}
 	required.stop()
+	// Those of an older implementation are replaced, and its exports stay.
+	b.define(t, b.merit, alphaOnly)
+	_, err := b.merit.Dynamic().Resource(v1alpha1.SchemeGroupVersion.WithResource(v1beta1.ServiceExportPluralName)).Namespace(ns).Create(t.Context(),
+		&unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": v1alpha1.GroupVersion.String(), "kind": "ServiceExport", "metadata": map[string]any{"name": "web"},
+		}}, metav1.CreateOptions{})
+	must(t, err)
 	b.define(t, b.merit)
 	b.imported(t, b.merit, ns, "web", "aws 10.4.10.1:8080")
 	must(t, putService(t.Context(), b.merit, ns, s, slice(s, "web-1", "10.6.10.1")))
-	b.export(t, b.merit, ns, "web")
 	b.imported(t, b.merit, ns, "web", "aws 10.4.10.1:8080", "merit 10.6.10.1:8080")
 	b.imported(t, b.gcp, ns, "web", "aws 10.4.10.1:8080", "merit 10.6.10.1:8080")
 	// The CRDs go: nothing is removed elsewhere but what merit exported.
