@@ -193,6 +193,7 @@ func (k *kubelet) volumes(t *testing.T, pod *corev1.Pod, container *corev1.Conta
 		case volume.EmptyDir != nil:
 			if dirs[m.Name] == "" {
 				dirs[m.Name] = t.TempDir()
+				must(t, os.Chmod(dirs[m.Name], 0o777)) // As the kubelet's.
 			}
 			mounts = append(mounts, sandbox.Bind(dirs[m.Name], m.MountPath))
 		case volume.Projected != nil:
