@@ -271,7 +271,7 @@ type sliceWriter struct {
 
 func (a *applier) slice(ctx context.Context, have *ObservedSlice, want *Service, c *Change) (response, error) {
 	w := sliceWriter{
-		applier: a, api: a.client.EndpointSlices(a.namespace), ledger: a.local.slices, name: c.Name,
+		applier: a, api: a.client.EndpointSlices(a.namespace), ledger: a.local.slices.Ledger, name: c.Name,
 		observed: a.sums.observedSlice, own: ownSlice, labels: sliceLabels, annotations: sliceAnnotations,
 		object: func(s *Slice) *discoveryv1.EndpointSlice { return s.object(a.namespace, want.Name) },
 	}

@@ -244,7 +244,7 @@ func owned(p mergePatch, owners []metav1.OwnerReference) mergePatch {
 
 func (a *applier) importSlice(ctx context.Context, k Key, have *ObservedSlice, want *Service, c *Change, owner types.UID) (response, error) {
 	w := sliceWriter{
-		applier: a, api: a.client.EndpointSlices(k.Namespace), ledger: a.local.imported.slices, owners: []metav1.OwnerReference{mcs.Owner(k.Name, owner)},
+		applier: a, api: a.client.EndpointSlices(k.Namespace), ledger: a.local.imported.slices.Ledger, owners: []metav1.OwnerReference{mcs.Owner(k.Name, owner)},
 		observed: a.sums.observedImportSlice, own: ownImportSlice, labels: importSliceLabels,
 		object: func(s *Slice) *discoveryv1.EndpointSlice { return s.importObject(k, owner) },
 	}

@@ -84,8 +84,7 @@ type namespaceState struct{ going bool }
 type imported struct {
 	imports    *keep.Ledger[ObservedImport]
 	services   *keep.Ledger[ObservedService] // derived ones
-	slices     *keep.Ledger[ObservedSlice]
-	members    map[string]map[string]struct{} // names of slices by import
+	slices     *sliceIndex
 	namespaces map[string]*namespaceState
 
 	mu sync.Mutex
@@ -98,8 +97,7 @@ func newImported(notify func()) *imported {
 	return &imported{
 		imports:     keep.NewLedger(keep.LedgerConfig[ObservedImport]{Meta: (*ObservedImport).meta, Notify: notify}),
 		services:    keep.NewLedger(keep.LedgerConfig[ObservedService]{Meta: (*ObservedService).meta, Notify: notify}),
-		slices:      keep.NewLedger(keep.LedgerConfig[ObservedSlice]{Meta: (*ObservedSlice).meta, Notify: notify}),
-		members:     map[string]map[string]struct{}{},
+		slices:      newSliceIndex(notify),
 		namespaces:  map[string]*namespaceState{},
 		unsupported: map[Key]bool{}, deleted: map[Key]bool{},
 	}
@@ -161,16 +159,7 @@ func (l *imported) update(names map[string]struct{}) map[Key]struct{} {
 			}
 		}
 	}
-	for _, c := range l.slices.Changes() {
-		if c.Before != nil {
-			leave(l.members, c.Before.service, c.Key)
-			names[c.Before.service] = struct{}{}
-		}
-		if c.After != nil {
-			join(l.members, c.After.service, c.Key)
-			names[c.After.service] = struct{}{}
-		}
-	}
+	l.slices.update(names)
 	return keys
 }
 
@@ -185,7 +174,7 @@ func (l *imported) keys() map[Key]struct{} {
 			keys[o.id.Key] = struct{}{}
 		}
 	}
-	for name := range l.members {
+	for name := range l.slices.members {
 		if k, is := importKey(name); is {
 			keys[k] = struct{}{}
 		}
@@ -214,34 +203,7 @@ func (l *imported) service(k Key) *ObservedService {
 // get returns the observed state of an import, and the objects with the names of its desired
 // slices.
 func (l *imported) get(k Key, want *Service) Observed {
-	o := Observed{Import: l.imports.Get(k.String()), Service: l.service(k), Slices: map[string]*ObservedSlice{}}
-	add := func(slice string) {
-		if s := l.slices.Get(slice); s != nil {
-			o.Slices[slice] = s
-		}
-	}
-	for slice := range l.members[k.String()] {
-		add(slice)
-	}
-	for i := range want.Slices {
-		add(want.Slices[i].Name)
-	}
-	return o
-}
-
-// slicesOf returns our slices of a local service.
-func (l *local) slicesOf(name string) []*ObservedSlice {
-	members, ledger := l.members, l.slices
-	if _, is := importKey(name); is {
-		members, ledger = l.imported.members, l.imported.slices
-	}
-	var all []*ObservedSlice
-	for slice := range members[name] {
-		if o := ledger.Get(slice); o != nil && o.ours {
-			all = append(all, o)
-		}
-	}
-	return all
+	return Observed{Import: l.imports.Get(k.String()), Service: l.service(k), Slices: l.slices.of(k.String(), want)}
 }
 
 // ownedBy reports whether an object is owned by an import, and by nothing else.

@@ -17,7 +17,6 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
-	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
@@ -124,9 +123,9 @@ func (c *Controller) newMulticluster() *multicluster {
 // read updates the snapshot of imports and their objects.
 func (m *multicluster) read(s *Snapshot) {
 	l := s.local.imported
-	known := observeAs(m.imports, l.imports)
-	known = observeAs(m.services, l.services) && known
-	known = observeAs(m.slices, l.slices) && known
+	known := observe(m.imports, l.imports, byKey)
+	known = observe(m.services, l.services, byKey) && known
+	known = observe(m.slices, l.slices.Ledger, byKey) && known
 	changes, synced := m.namespaces.Changes()
 	for _, c := range changes {
 		if c.After == nil {
@@ -152,15 +151,6 @@ func (m *multicluster) fault() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// observeAs passes the changes of a feed to a ledger whose names are the keys of the feed.
-func observeAs[T any](feed *kube.Feed[T], ledger *keep.Ledger[T]) (synced bool) {
-	changes, synced := feed.Changes()
-	if len(changes) > 0 || ledger.Synced() != synced {
-		ledger.Observe(changes, synced)
-	}
-	return synced
 }
 
 // importsIn marks the imports of a namespace as changed.

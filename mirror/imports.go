@@ -332,15 +332,9 @@ func (s *Snapshot) wantImport(m *Memo, k Key) (Service, Observed) {
 	if own != nil && s.sets[setID{s.localCluster(), exported}].synced && (w.Imported == nil || w.Imported.Status != nil) {
 		w.Conditions = mcs.ExportConditions(s.localCluster(), own.Export, own.exportFault(), &w.conflict, w.Hold)
 	}
-	for _, o := range have.Slices {
-		if !o.ours || o.service != w.Name || w.Imported == nil || w.slice(o.Name) != nil {
-			continue
-		}
-		if r, keep := w.retain(o, s.sums); keep {
-			w.Keep = append(w.Keep, r)
-		}
+	if w.Imported != nil {
+		w.keep(have, func(o *ObservedSlice) (Retained, bool) { return w.retain(o, s.sums) })
 	}
-	slices.SortFunc(w.Keep, func(a, b Retained) int { return strings.Compare(a.slice.Name, b.slice.Name) })
 	return w, have
 }
 

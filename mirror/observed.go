@@ -165,10 +165,8 @@ type Observed struct {
 // local has the objects of the mirror namespace, with indexes.
 type local struct {
 	services  *keep.Ledger[ObservedService]
-	slices    *keep.Ledger[ObservedSlice]
+	slices    *sliceIndex
 	endpoints *keep.Ledger[ObservedEndpoints]
-	// members are the names of slices by service.
-	members map[string]map[string]struct{}
 	// globals are the names of global services by their origin.
 	globals map[Key]map[string]struct{}
 	// made are the numbers of our objects by the cluster of their origin.
@@ -183,9 +181,8 @@ type made struct{ services, slices int }
 func newLocal(notify func()) *local {
 	return &local{
 		services:  keep.NewLedger(keep.LedgerConfig[ObservedService]{Meta: (*ObservedService).meta, Notify: notify}),
-		slices:    keep.NewLedger(keep.LedgerConfig[ObservedSlice]{Meta: (*ObservedSlice).meta, Notify: notify}),
+		slices:    newSliceIndex(notify),
 		endpoints: keep.NewLedger(keep.LedgerConfig[ObservedEndpoints]{Meta: (*ObservedEndpoints).meta, Notify: notify}),
-		members:   map[string]map[string]struct{}{},
 		globals:   map[Key]map[string]struct{}{},
 		made:      map[string]made{},
 		imported:  newImported(notify),
@@ -209,17 +206,9 @@ func (l *local) update() (names map[string]struct{}, globals map[Key]struct{}) {
 			globals[after.id.Key] = struct{}{}
 		}
 	}
-	for _, c := range l.slices.Changes() {
+	for _, c := range l.slices.update(names) {
 		l.countSlice(c.Before, -1)
 		l.countSlice(c.After, 1)
-		if c.Before != nil {
-			leave(l.members, c.Before.service, c.Key)
-			names[c.Before.service] = struct{}{}
-		}
-		if c.After != nil {
-			join(l.members, c.After.service, c.Key)
-			names[c.After.service] = struct{}{}
-		}
 	}
 	for _, c := range l.endpoints.Changes() {
 		names[c.Key] = struct{}{}
@@ -266,19 +255,68 @@ func leave[K comparable](groups map[K]map[string]struct{}, k K, name string) {
 // get returns the observed state of a service, and the objects with the names of its
 // desired slices.
 func (l *local) get(name string, want *Service) Observed {
-	o := Observed{Service: l.services.Get(name), Slices: map[string]*ObservedSlice{}, Endpoints: l.endpoints.Get(name)}
-	add := func(slice string) {
-		if s := l.slices.Get(slice); s != nil {
-			o.Slices[slice] = s
+	return Observed{Service: l.services.Get(name), Slices: l.slices.of(name, want), Endpoints: l.endpoints.Get(name)}
+}
+
+// slicesOf returns our slices of a local service.
+func (l *local) slicesOf(name string) []*ObservedSlice {
+	index := l.slices
+	if _, is := importKey(name); is {
+		index = l.imported.slices
+	}
+	var all []*ObservedSlice
+	for slice := range index.members[name] {
+		if o := index.Get(slice); o != nil && o.ours {
+			all = append(all, o)
 		}
 	}
-	for slice := range l.members[name] {
-		add(slice)
+	return all
+}
+
+// sliceIndex has EndpointSlices by service.
+type sliceIndex struct {
+	*keep.Ledger[ObservedSlice]
+	members map[string]map[string]struct{} // names by service
+}
+
+func newSliceIndex(notify func()) *sliceIndex {
+	return &sliceIndex{
+		Ledger:  keep.NewLedger(keep.LedgerConfig[ObservedSlice]{Meta: (*ObservedSlice).meta, Notify: notify}),
+		members: map[string]map[string]struct{}{},
+	}
+}
+
+// update takes in what has changed, and adds the names of the services of changed slices.
+func (x *sliceIndex) update(names map[string]struct{}) []kube.Change[ObservedSlice] {
+	changes := x.Changes()
+	for _, c := range changes {
+		if c.Before != nil {
+			leave(x.members, c.Before.service, c.Key)
+			names[c.Before.service] = struct{}{}
+		}
+		if c.After != nil {
+			join(x.members, c.After.service, c.Key)
+			names[c.After.service] = struct{}{}
+		}
+	}
+	return changes
+}
+
+// of returns the slices of a service, and those with the names of its desired ones.
+func (x *sliceIndex) of(service string, want *Service) map[string]*ObservedSlice {
+	all := map[string]*ObservedSlice{}
+	add := func(name string) {
+		if s := x.Get(name); s != nil {
+			all[name] = s
+		}
+	}
+	for name := range x.members[service] {
+		add(name)
 	}
 	for i := range want.Slices {
 		add(want.Slices[i].Name)
 	}
-	return o
+	return all
 }
 
 // global returns the local object of a global service, or nil. While a name changes there
@@ -302,7 +340,7 @@ func (l *local) names() map[string]struct{} {
 	for _, e := range l.endpoints.All() {
 		names[e.Name] = struct{}{}
 	}
-	for name := range l.members {
+	for name := range l.slices.members {
 		names[name] = struct{}{}
 	}
 	delete(names, "")

@@ -298,20 +298,28 @@ func (h *localFeeds) tasks() []run.Task {
 // read updates the snapshot of the mirror namespace, and reports whether it is synced.
 // Without legacy, Endpoints needn't be.
 func (h *localFeeds) read(s *Snapshot) (known bool) {
-	services, slices, endpoints := observe(h.services, s.local.services), observe(h.slices, s.local.slices), observe(h.endpoints, s.local.endpoints)
+	services, slices := observe(h.services, s.local.services, byName), observe(h.slices, s.local.slices.Ledger, byName)
+	endpoints := observe(h.endpoints, s.local.endpoints, byName)
 	s.observe()
 	return services && slices && (endpoints || !s.legacy)
 }
 
-// observe passes the changes of a feed to a ledger.
-func observe[T any](feed *kube.Feed[T], ledger *keep.Ledger[T]) (synced bool) {
+// observe passes the changes of a feed to a ledger, whose names are made of the keys of the feed.
+func observe[T any](feed *kube.Feed[T], ledger *keep.Ledger[T], name func(key string) string) (synced bool) {
 	changes, synced := feed.Changes()
 	if len(changes) == 0 && ledger.Synced() == synced {
 		return synced
 	}
 	for i := range changes {
-		_, changes[i].Key, _ = strings.Cut(changes[i].Key, "/") // all are of one namespace
+		changes[i].Key = name(changes[i].Key)
 	}
 	ledger.Observe(changes, synced)
 	return synced
 }
+
+// byName names objects that are all of one namespace, byKey those of several ones.
+func byName(key string) string {
+	_, name, _ := strings.Cut(key, "/")
+	return name
+}
+func byKey(key string) string { return key }

@@ -54,11 +54,7 @@ func showReport(p *report.Page, rep *status.Mirror) {
 	var wrong []string
 	for i := range rep.Services {
 		s := &rep.Services[i]
-		problems := problemsOf(s, p.Now)
-		for _, m := range problems {
-			services.Row(s.Name, s.Origin, m.what, m.detail)
-		}
-		if len(problems) > 0 {
+		if showProblems(services, s, p.Now) {
 			wrong = append(wrong, s.Name)
 		}
 	}
@@ -142,14 +138,12 @@ func showCluster(p *report.Page, t *report.Table, c *status.MirrorCluster) {
 		strconv.Itoa(c.Services), strconv.Itoa(c.Endpoints), strconv.Itoa(c.Refused))
 }
 
-// problem is a problem of a service.
-type problem struct{ what, detail string }
-
-func problemsOf(s *status.Service, now time.Time) []problem {
-	var all []problem
+// showProblems adds a row for each problem of a service, and reports whether there are some.
+func showProblems(t *report.Table, s *status.Service, now time.Time) (found bool) {
 	add := func(what, detail string) {
 		if detail != "" {
-			all = append(all, problem{what, detail})
+			found = true
+			t.Row(s.Name, s.Origin, what, detail)
 		}
 	}
 	add("failing", s.Error)
@@ -172,5 +166,5 @@ func problemsOf(s *status.Service, now time.Time) []problem {
 		add("overridden", s.Overridden[i].String())
 	}
 	add("foreign slices", strings.Join(s.Foreign, ", "))
-	return all
+	return found
 }

@@ -375,21 +375,26 @@ func (s *Snapshot) want(m *Memo, name string) (Service, Observed) {
 	if w.Hold, w.Until = s.hold(have.Service, planned); len(w.Former) > 0 {
 		w.Until = s.removeAt
 	}
-	for _, o := range have.Slices {
-		if !o.ours || o.service != name || w.slice(o.Name) != nil {
-			continue
-		}
-		if r, keep := s.keeps(planned, o); keep {
-			w.Keep = append(w.Keep, r)
-		}
-	}
-	slices.SortFunc(w.Keep, func(a, b Retained) int { return strings.Compare(a.slice.Name, b.slice.Name) })
+	w.keep(have, func(o *ObservedSlice) (Retained, bool) { return s.keeps(planned, o) })
 	w.Endpoints = s.legacy && !w.Absent
 	if w.Endpoints && have.Service != nil {
 		w.family = familyOf(have.Service)
 		w.endpointsSum = s.sums.endpoints(w.endpoints("", w.family))
 	}
 	return w, have
+}
+
+// keep adds what is retained of slices that aren't desired.
+func (t *Service) keep(have Observed, retained func(*ObservedSlice) (Retained, bool)) {
+	for _, o := range have.Slices {
+		if !o.ours || o.service != t.Name || t.slice(o.Name) != nil {
+			continue
+		}
+		if r, keep := retained(o); keep {
+			t.Keep = append(t.Keep, r)
+		}
+	}
+	slices.SortFunc(t.Keep, func(a, b Retained) int { return strings.Compare(a.slice.Name, b.slice.Name) })
 }
 
 // hold returns why a service must not be changed: it belongs to a cluster whose state is

@@ -97,7 +97,7 @@ func configs(s *Snapshot) []clusterConfig {
 // show puts the objects into the ledgers.
 func (w *world) show() {
 	observeAll(w.local.services, w.services, w.sums.observedService)
-	observeAll(w.local.slices, w.slices, w.sums.observedSlice)
+	observeAll(w.local.slices.Ledger, w.slices, w.sums.observedSlice)
 	observeAll(w.local.endpoints, w.endpoints, func(e *corev1.Endpoints) *ObservedEndpoints { //nolint:staticcheck // See observedEndpoints.
 		return w.sums.observedEndpoints(e, w.legacy)
 	})
