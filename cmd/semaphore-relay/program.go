@@ -11,8 +11,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/bearer"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/leader"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
-	"github.com/kube-semaphore/kube-semaphore/internal/replica"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/peers/relay"
@@ -26,7 +26,7 @@ type program struct {
 	guard      func(http.Handler) http.Handler // of metrics and status; nil: none
 	servers    run.Servers
 	controller *relay.Controller
-	replica    *replica.Replica
+	replica    *leader.Replica
 	trials     *tokens.Trials // of credentials for remotes
 }
 
@@ -65,7 +65,7 @@ func newProgram(cfg config.Relay, log *slog.Logger) (*program, error) {
 		Cluster: cfg.ClusterName, Client: client, Namespace: cfg.Namespace, Remotes: remotes,
 		Logger: log, Metrics: metrics, Watches: watches,
 	})
-	p.replica, err = replica.New(replica.Config{
+	p.replica, err = leader.New(leader.Config{
 		Election: cfg.LeaderElection, Leases: client.Leases(cfg.Namespace),
 		Namespace: cfg.Namespace, Name: "semaphore-relay", Listen: cfg.ListenAddress,
 		Lead: p.controller.Lead, Logger: log,

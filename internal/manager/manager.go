@@ -16,8 +16,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/bearer"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/leader"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
-	"github.com/kube-semaphore/kube-semaphore/internal/replica"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 )
@@ -29,7 +29,7 @@ const grace = 10 * time.Second
 type Controller interface {
 	// Tasks returns the tasks of every replica.
 	Tasks() []run.Task
-	// Lead is replica.Config.Lead.
+	// Lead is leader.Config.Lead.
 	Lead(ctx context.Context) error
 	// Health and Ready are those of run.ServersConfig.
 	Health() error
@@ -62,7 +62,7 @@ type Manager struct {
 
 	// Set by Manage.
 
-	Replica *replica.Replica
+	Replica *leader.Replica
 	Servers run.Servers
 	Status  func() any
 	tasks   []run.Task
@@ -113,7 +113,7 @@ func (m *Manager) Remote(r *config.Remote) (client func() (kube.Client, error), 
 func (m *Manager) Manage(c Controller, elect bool, namespace, lease string, status func() any) error {
 	m.Status = status
 	var err error
-	m.Replica, err = replica.New(replica.Config{
+	m.Replica, err = leader.New(leader.Config{
 		Election: elect, Leases: m.Client.Leases(namespace), Namespace: namespace, Name: lease, Listen: m.cfg.ListenAddress,
 		Lead: c.Lead, Logger: m.cfg.Logger,
 	})

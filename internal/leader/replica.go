@@ -1,5 +1,5 @@
-// Package replica runs leader election for a Deployment.
-package replica
+// Package leader runs leader election for a Deployment.
+package leader
 
 import (
 	"context"
