@@ -13,7 +13,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/durable"
+	"github.com/kube-semaphore/kube-semaphore/internal/atomicfile"
 )
 
 // storeVersion is the version of the file format. Files of other versions are ignored, as
@@ -117,7 +117,7 @@ func (s *Store) Save(nodes []Remembered) error {
 	if err := os.MkdirAll(filepath.Dir(s.path), 0o700); err != nil {
 		return fmt.Errorf("store last applied peers: %w", err)
 	}
-	if err := durable.WriteFile(s.path, data); err != nil {
+	if err := atomicfile.WriteFile(s.path, data); err != nil {
 		return fmt.Errorf("store last applied peers: %w", err)
 	}
 	s.last = sum
@@ -135,7 +135,7 @@ func (s *Store) Remove() error {
 // RemoveUnfinished removes temporary files of stores that were left by processes killed
 // while writing, and returns their paths. No store may be written meanwhile.
 func RemoveUnfinished(dir string) (removed []string, err error) {
-	found, err := filepath.Glob(filepath.Join(dir, "*"+storeSuffix+durable.Unfinished))
+	found, err := filepath.Glob(filepath.Join(dir, "*"+storeSuffix+atomicfile.Unfinished))
 	errs := []error{err}
 	for _, path := range found {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/durable"
+	"github.com/kube-semaphore/kube-semaphore/internal/atomicfile"
 )
 
 // maxKeyFile bounds the bytes read from a key file: a key and a line break are 45.
@@ -50,7 +50,7 @@ func loadKey(dir, device string, log *slog.Logger) (PrivateKey, error) {
 		return PrivateKey{}, err
 	}
 	key = newPrivateKey()
-	if err := durable.WriteFile(path, key.text()); err != nil {
+	if err := atomicfile.WriteFile(path, key.text()); err != nil {
 		return PrivateKey{}, fmt.Errorf("create key file: %w", err)
 	}
 	log.Info("created private key", "device", device, "file", path)

@@ -7,7 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/durable"
+	"github.com/kube-semaphore/kube-semaphore/internal/atomicfile"
 )
 
 // RemoveUnfinished removes temporary key files that were left by processes killed while
@@ -16,8 +16,8 @@ import (
 func RemoveUnfinished(keyPath string) (removed []string, err error) {
 	var errs []error
 	for _, pattern := range []string{
-		filepath.Join(keyPath, namePrefix+"*"+keySuffix+durable.Unfinished),
-		filepath.Join(keyPath, shortPrefix+"*"+keySuffix+durable.Unfinished),
+		filepath.Join(keyPath, namePrefix+"*"+keySuffix+atomicfile.Unfinished),
+		filepath.Join(keyPath, shortPrefix+"*"+keySuffix+atomicfile.Unfinished),
 	} {
 		found, err := filepath.Glob(pattern)
 		errs = append(errs, err)

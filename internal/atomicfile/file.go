@@ -1,6 +1,6 @@
-// Package durable writes files atomically and durably: after a crash of the process or
+// Package atomicfile writes files atomically and durably: after a crash of the process or
 // the machine a file has either its old or its new content.
-package durable
+package atomicfile
 
 import (
 	"errors"
