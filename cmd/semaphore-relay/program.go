@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/bearer"
+	"github.com/kube-semaphore/kube-semaphore/internal/authz"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/leader"
@@ -47,7 +47,7 @@ func newProgram(cfg config.Relay, log *slog.Logger) (*program, error) {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
 	}
 	if cfg.ListenAuth == config.ListenAuthToken {
-		p.guard = bearer.New(client, log).Wrap
+		p.guard = authz.New(client, log).Wrap
 	}
 	var remotes []relay.RemoteConfig
 	for i := range cfg.Remotes {

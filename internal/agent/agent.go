@@ -21,7 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/bearer"
+	"github.com/kube-semaphore/kube-semaphore/internal/authz"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
@@ -151,7 +151,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		return nil, fmt.Errorf("access to the local cluster %s: %w", cfg.ClusterName, err)
 	}
 	if cfg.ListenAuth == config.ListenAuthToken {
-		a.guard = bearer.New(client, log).Wrap
+		a.guard = authz.New(client, log).Wrap
 	}
 	server := kube.NewServer(kube.ServerConfig{Cluster: cfg.ClusterName, Logger: log})
 	a.self = kube.NewWatch(kube.WatchConfig[peers.Self]{

@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"k8s.io/client-go/rest"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/bearer"
+	"github.com/kube-semaphore/kube-semaphore/internal/authz"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/leader"
@@ -125,7 +125,7 @@ func (m *Manager) Manage(c Controller, elect bool, namespace, lease string, stat
 		Gatherer: m.Registry, Health: c.Health, Ready: c.Ready, Status: status, Logger: m.cfg.Logger,
 	}
 	if m.cfg.ListenAuth == config.ListenAuthToken {
-		servers.Guard = bearer.New(m.Client, m.cfg.Logger).Wrap
+		servers.Guard = authz.New(m.Client, m.cfg.Logger).Wrap
 	}
 	m.Servers = run.NewServers(servers)
 	m.tasks = append(append(m.Servers.Tasks(), c.Tasks()...), m.Replica)

@@ -1,6 +1,6 @@
-// Package bearer authenticates and authorizes HTTP requests by bearer token, with
+// Package authz authenticates and authorizes HTTP requests by bearer token, with
 // TokenReview and SubjectAccessReview of the local API server, as kube-rbac-proxy does.
-package bearer
+package authz
 
 import (
 	"context"
