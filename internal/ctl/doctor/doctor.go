@@ -343,6 +343,13 @@ func contacts(f *Facts, add func(Scope, func() Open)) {
 			}
 		}
 	}
+	for c, r := range f.relays() {
+		for i := range r.Value.Clusters {
+			if of := &r.Value.Clusters[i]; of.API.Error == "" && (!of.API.Synced || old(c, of.API.LastContact)) {
+				say(Scope{Cluster: c.Name, Remote: of.Name}, inspect.Relay, r.Source, of.API.Synced, of.API.LastContact)
+			}
+		}
+	}
 	for _, c := range f.Clusters {
 		leads := map[string]bool{}
 		for i := range c.Mirrors {
@@ -351,7 +358,10 @@ func contacts(f *Facts, add func(Scope, func() Open)) {
 		for i := range c.Policies {
 			leads[inspect.NetworkPolicy] = leads[inspect.NetworkPolicy] || c.Policies[i].Known() && c.Policies[i].Value.Leading
 		}
-		for _, program := range []string{inspect.ServiceMirror, inspect.NetworkPolicy} {
+		for i := range c.Relays {
+			leads[inspect.Relay] = leads[inspect.Relay] || c.Relays[i].Known() && c.Relays[i].Value.Leading
+		}
+		for _, program := range []string{inspect.ServiceMirror, inspect.NetworkPolicy, inspect.Relay} {
 			if w, installed := c.Workload(program); installed && w.Wanted > 0 && !leads[program] && c.Pods.Known() {
 				add(Scope{Cluster: c.Name}, func() Open {
 					return Open{c.Name + ": what " + program + " does", "no replica reports that it leads", c.Kubectl("-n sys-semaphore get lease,pods")}

@@ -134,6 +134,10 @@ func (f *Facts) policies() iter.Seq2[*inspect.Cluster, *inspect.Reported[status.
 	return reports(f, func(c *inspect.Cluster) []inspect.Reported[status.Policy] { return c.Policies })
 }
 
+func (f *Facts) relays() iter.Seq2[*inspect.Cluster, *inspect.Reported[status.Relay]] {
+	return reports(f, func(c *inspect.Cluster) []inspect.Reported[status.Relay] { return c.Relays })
+}
+
 // Pair is the path from a node to a node of another cluster.
 type Pair struct {
 	Scope
@@ -369,6 +373,14 @@ func (f *Facts) connections() iter.Seq[connection] {
 				}
 			}
 		}
+		for c, r := range f.relays() {
+			for j := range r.Value.Clusters {
+				of := &r.Value.Clusters[j]
+				if !yield(connection{Scope{Cluster: c.Name, Remote: of.Name}, inspect.Relay, of.API.Error, r.Source}) {
+					return
+				}
+			}
+		}
 	}
 }
 
@@ -402,6 +414,11 @@ func (f *Facts) trials() iter.Seq[trial] {
 		}
 		for c, p := range f.policies() {
 			if !all(c, "", inspect.NetworkPolicy, p.Source, p.Value.Credentials) {
+				return
+			}
+		}
+		for c, r := range f.relays() {
+			if !all(c, "", inspect.Relay, r.Source, r.Value.Credentials) {
 				return
 			}
 		}

@@ -360,6 +360,17 @@ func ownFailing(f *Facts, found func(Finding)) {
 			}
 		}
 	}
+	for c, r := range f.relays() {
+		writes(c, inspect.Relay, r.Value.ElectionError, r.Source)
+		for i := range r.Value.Clusters {
+			failing := r.Value.Clusters[i].Failing
+			for _, name := range slices.Sorted(maps.Keys(failing)) {
+				if kindOf(failing[name]) == "rights-missing" {
+					writes(c, inspect.Relay, failing[name], r.Source)
+				}
+			}
+		}
+	}
 }
 
 // soon is the remaining lifetime of a token that should have been renewed, if a third of its

@@ -30,6 +30,7 @@ func (t *collector) ask(ctx context.Context) {
 	agent := program{WireGuard, "agent", 7773}
 	mirror := program{ServiceMirror, "controller", 8080}
 	policy := program{NetworkPolicy, "controller", 8080}
+	relay := program{Relay, "controller", 8080}
 	slots := make(chan struct{}, askers)
 	var asking sync.WaitGroup
 	for i := range t.Pods.Value {
@@ -40,6 +41,8 @@ func (t *collector) ask(ctx context.Context) {
 			t.Mirrors = append(t.Mirrors, Reported[status.Mirror]{Pod: pod})
 		case policy.name:
 			t.Policies = append(t.Policies, Reported[status.Policy]{Pod: pod})
+		case relay.name:
+			t.Relays = append(t.Relays, Reported[status.Relay]{Pod: pod})
 		}
 	}
 	for i := range t.Agents {
@@ -50,6 +53,9 @@ func (t *collector) ask(ctx context.Context) {
 	}
 	for i := range t.Policies {
 		asking.Go(func() { reported(ctx, t, &t.Policies[i], policy, slots) })
+	}
+	for i := range t.Relays {
+		asking.Go(func() { reported(ctx, t, &t.Relays[i], relay, slots) })
 	}
 	asking.Wait()
 }

@@ -40,6 +40,7 @@ const (
 	WireGuard       = "semaphore-wireguard"
 	ServiceMirror   = "semaphore-service-mirror"
 	NetworkPolicy   = "semaphore-policy"
+	Relay           = "semaphore-relay"
 	AnnotationGroup = "wireguard.semaphore.uw.io"
 )
 

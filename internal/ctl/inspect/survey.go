@@ -60,6 +60,7 @@ type Cluster struct {
 	Agents   []Reported[status.Agent]
 	Mirrors  []Reported[status.Mirror]
 	Policies []Reported[status.Policy]
+	Relays   []Reported[status.Relay]
 }
 
 // Pod is a pod of our programs.

@@ -115,6 +115,7 @@ func Of(now time.Time, clusters []*inspect.Cluster) *View {
 		v.names(c, clusters)
 		v.mirrors(c)
 		v.sets(c)
+		v.relays(c)
 	}
 	v.imports(clusters)
 	for _, l := range inspect.Lacking(clusters) {
@@ -192,6 +193,11 @@ func (v *View) cluster(c *inspect.Cluster) Cluster {
 	for i := range c.Policies {
 		if p := &c.Policies[i]; p.Known() {
 			note(inspect.NetworkPolicy, p.Value.Version)
+		}
+	}
+	for i := range c.Relays {
+		if r := &c.Relays[i]; r.Known() {
+			note(inspect.Relay, r.Value.Version)
 		}
 	}
 	for _, w := range c.Workloads.Value {
@@ -444,6 +450,31 @@ func (v *View) sets(c *inspect.Cluster) {
 			}
 			for i := range r.Overridden {
 				v.wrong(c.Name, "%s: %s", c.Name, r.Overridden[i].String())
+			}
+		}
+	}
+}
+
+func (v *View) relays(c *inspect.Cluster) {
+	led(v, c, inspect.Relay, c.Relays, func(r *status.Relay) bool { return r.Leading })
+	for i := range c.Relays {
+		r := &c.Relays[i]
+		if !r.Known() || !r.Value.Leading {
+			continue
+		}
+		for j := range r.Value.Clusters {
+			of := &r.Value.Clusters[j]
+			if of.API.Error != "" {
+				v.wrong(c.Name, "%s: relay: nodes of %s: %s", c.Name, of.Name, of.API.Error)
+			}
+			if of.API.Synced && of.Incomplete != "" {
+				v.wrong(c.Name, "%s: relay: the objects of %s are incomplete, so that agents add its nodes and remove none: %s", c.Name, of.Name, of.Incomplete)
+			}
+			for _, name := range slices.Sorted(maps.Keys(of.Failing)) {
+				v.wrong(c.Name, "%s: relay: object %s: %s", c.Name, name, of.Failing[name])
+			}
+			for k := range of.Overridden {
+				v.wrong(c.Name, "%s: relay: %s", c.Name, of.Overridden[k].String())
 			}
 		}
 	}

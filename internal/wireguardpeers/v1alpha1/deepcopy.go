@@ -12,7 +12,7 @@ func (o *WireguardPeers) DeepCopyObject() runtime.Object { return o.DeepCopy() }
 // DeepCopy returns a copy that shares nothing with the object.
 func (o *WireguardPeers) DeepCopy() *WireguardPeers {
 	c := &WireguardPeers{TypeMeta: o.TypeMeta, Spec: o.Spec}
-	o.ObjectMeta.DeepCopyInto(&c.ObjectMeta)
+	o.DeepCopyInto(&c.ObjectMeta)
 	c.Spec.Shards = slices.Clone(o.Spec.Shards)
 	c.Spec.Peers, c.Spec.Nodes = slices.Clone(o.Spec.Peers), slices.Clone(o.Spec.Nodes)
 	for i := range c.Spec.Peers {
@@ -29,7 +29,7 @@ func (o *WireguardPeers) DeepCopy() *WireguardPeers {
 // DeepCopyObject implements runtime.Object.
 func (l *WireguardPeersList) DeepCopyObject() runtime.Object {
 	c := &WireguardPeersList{TypeMeta: l.TypeMeta, Items: make([]WireguardPeers, len(l.Items))}
-	l.ListMeta.DeepCopyInto(&c.ListMeta)
+	l.DeepCopyInto(&c.ListMeta)
 	for i := range l.Items {
 		c.Items[i] = *l.Items[i].DeepCopy()
 	}
