@@ -83,7 +83,8 @@ func (b *bench) importsOnly(clusters []string) {
 	of := programs.Variable(b.Remote.Name, "")
 	for _, c := range clusters {
 		for name, value := range maps.Clone(env) {
-			if rest, is := strings.CutPrefix(name, of); is {
+			// Those of two remotes must not overlap.
+			if rest, is := strings.CutPrefix(name, of); is && rest != "POD_SUBNETS" {
 				env[programs.Variable(c, rest)] = value
 			}
 		}
@@ -95,7 +96,7 @@ func (b *bench) importsOnly(clusters []string) {
 func (b *bench) besideMirrors(ctx context.Context, of exports) error {
 	var ours, beside, ratios []float64
 	var cost string
-	var writes int
+	var until, writes int
 	for range b.runs {
 		b.mirrorsOnly()
 		mirrors, _, err := b.once(ctx, b.clean, b.mirrored)
@@ -108,10 +109,10 @@ func (b *bench) besideMirrors(ctx context.Context, of exports) error {
 		if err != nil {
 			return err
 		}
-		if err := measure.Pause(ctx, 3*time.Second); err != nil {
+		if until, err = b.writes(ctx); err != nil {
 			return err
 		}
-		if writes, err = b.writes(ctx); err != nil {
+		if writes, err = b.still(ctx); err != nil {
 			return err
 		}
 		ours, beside, ratios = append(ours, imports.Seconds()), append(beside, mirrors.Seconds()), append(ratios, imports.Seconds()/mirrors.Seconds())
@@ -119,7 +120,7 @@ func (b *bench) besideMirrors(ctx context.Context, of exports) error {
 	name := fmt.Sprintf("import %d exports of %d endpoints from %d clusters, %d names", of.all(), b.endpoints, len(of.clusters), of.services)
 	r := measure.Compared(name, "s", fmt.Sprintf("mirror %d services", b.services), ours, beside, ratios)
 	b.results = append(b.results, r)
-	b.row(name, "%.2f s; mirrors %.2f s; ratio %.2f (%.2f to %.2f) in %d pairs; %d writes; %s", *r.Ours, *r.Beside, *r.Ratio, r.Spread[0], r.Spread[1], r.Pairs, writes, cost)
+	b.row(name, "%.2f s (%.2f); mirrors %.2f s (%.2f); ratio %.2f (%.2f to %.2f); %d writes until then, %d in all; %s", *r.Ours, ours, *r.Beside, beside, *r.Ratio, r.Spread[0], r.Spread[1], until, writes, cost)
 	return nil
 }
 
@@ -224,7 +225,26 @@ func (b *bench) changesBesideMirrors(ctx context.Context, of exports, rate int) 
 	if _, _, err := b.once(ctx, func(ctx context.Context) error { return b.cleanImports(ctx, of.to) }, func(ctx context.Context) error { return b.imported(ctx, of) }); err != nil {
 		return err
 	}
+	// Derived Services get their owners after all imports are ready.
+	if _, err := b.still(ctx); err != nil {
+		return err
+	}
 	return b.changes(ctx, of.copies, rate)
+}
+
+// still waits until the program writes nothing for two seconds, and returns how much it has
+// written.
+func (b *bench) still(ctx context.Context) (writes int, err error) {
+	for before := -1; writes != before; {
+		if err := measure.Pause(ctx, 2*time.Second); err != nil {
+			return 0, err
+		}
+		before = writes
+		if writes, err = b.writes(ctx); err != nil {
+			return 0, err
+		}
+	}
+	return writes, nil
 }
 
 // unexported measures the memory for services and slices of a remote that exports others.
