@@ -14,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/device"
 
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/backpressure"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/handover"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/link"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/udp"
-	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/window"
 )
 
 // deviceServer is the serving process: it runs wireguard-go for all devices.
@@ -132,7 +132,7 @@ func (s *deviceServer) open(name string, index int, files control.Files) error {
 		Opened:    func(port uint16, sockets []*os.File) { s.sendSockets(name, int(port), sockets) },
 		Closed:    func() { s.sendSockets(name, 0, nil) },
 	}))
-	d.dev = window.NewDevice(d.tun, d.bind, mtu, deviceLog(s.log.With("device", name)))
+	d.dev = backpressure.NewDevice(d.tun, d.bind, mtu, deviceLog(s.log.With("device", name)))
 	s.mu.Lock()
 	s.devices[name] = d
 	s.mu.Unlock()
@@ -200,7 +200,7 @@ func (s *deviceServer) serveUAPI(d *serverDevice, files *control.Files) error {
 	if err != nil {
 		return err
 	}
-	s.wg.Go(func() { window.Answer(d.dev, conn) })
+	s.wg.Go(func() { backpressure.Answer(d.dev, conn) })
 	return nil
 }
 

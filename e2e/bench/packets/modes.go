@@ -20,10 +20,10 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/backpressure"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/handover"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/link"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/udp"
-	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/window"
 )
 
 // modes are what this program starts itself for.
@@ -67,7 +67,7 @@ func serve(args []string, ours bool) error {
 		if err != nil {
 			return err
 		}
-		dev = window.NewDevice(handover.NewTun(native, false), handover.NewBind(udp.New(udp.Config{})), mtu, log)
+		dev = backpressure.NewDevice(handover.NewTun(native, false), handover.NewBind(udp.New(udp.Config{})), mtu, log)
 	} else {
 		native, err := tun.CreateTUN(args[0], mtu)
 		if err != nil {

@@ -1,4 +1,4 @@
-// Package window limits the number of packets that wireguard-go has in flight, see
+// Package backpressure limits the number of packets that wireguard-go has in flight, see
 // [Window], and the number that it queues for peers without a session, see [NewDevice]
 // and [Answer].
 //
@@ -16,4 +16,4 @@
 // window was 1.07 [0.80-1.84] times that with pools of 1,024 for one TCP stream, 1.08
 // [0.26-1.42] for four, 0.71 [0.41-0.91] for four between pods, and 1.08 [0.35-1.92] for
 // datagrams of 200 bytes.
-package window
+package backpressure

@@ -1,4 +1,4 @@
-package window
+package backpressure
 
 import (
 	"encoding/binary"
