@@ -42,8 +42,8 @@ func (s *show) join(ctx context.Context) (string, error) {
 	s.say("without kubelets, controllers of DaemonSets and Deployments, and an image, a stand-in starts the programs of")
 	s.say("the pod templates on the nodes and reports which are ready. join can't use temporary pods here (--no-probe);")
 	s.say("make e2e-kubelet runs the same with real kubelets")
-	s.standIn = programs.StartStandIn(ctx, filepath.Join(s.dir, "pods"), s.binaries, s.testbed.Clusters()...)
-	defer s.standIn.Stop()
+	s.fakeKubelet = programs.StartFakeKubelet(ctx, filepath.Join(s.dir, "pods"), s.binaries, s.testbed.Clusters()...)
+	defer s.fakeKubelet.Stop()
 	kubeconfig, err := s.testbed.Kubeconfig()
 	if err != nil {
 		return "", err
@@ -56,10 +56,10 @@ func (s *show) join(ctx context.Context) (string, error) {
 	out, err := s.testbed.Run(ctx, s.binaries[semaphorectl], append(args, "--kubeconfig", kubeconfig)...)
 	s.print("semaphorectl "+strings.Join(args, " "), out)
 	if err != nil {
-		return "", errors.Join(err, s.standIn.Err())
+		return "", errors.Join(err, s.fakeKubelet.Err())
 	}
 	for _, pod := range s.pair.Pods {
-		agent, err := s.standIn.Agent(pod.Node)
+		agent, err := s.fakeKubelet.Agent(pod.Node)
 		if err != nil {
 			return "", err
 		}

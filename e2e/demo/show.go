@@ -22,15 +22,15 @@ import (
 
 // show is the state of the demo.
 type show struct {
-	out      io.Writer
-	dir      string // of the built programs
-	binaries tools.Binaries
-	testbed  *testbed.Testbed
-	pair     *programs.Pair
-	standIn  *programs.StandIn
-	capture  *testbed.Capture
-	dns      *programs.DNS // of gcp
-	results  []result
+	out         io.Writer
+	dir         string // of the built programs
+	binaries    tools.Binaries
+	testbed     *testbed.Testbed
+	pair        *programs.Pair
+	fakeKubelet *programs.FakeKubelet
+	capture     *testbed.Capture
+	dns         *programs.DNS // of gcp
+	results     []result
 }
 
 // result is a line of the summary.
@@ -84,8 +84,8 @@ func (s *show) summary() {
 // close removes everything.
 func (s *show) close() {
 	var errs []error
-	if s.standIn != nil {
-		s.standIn.Stop()
+	if s.fakeKubelet != nil {
+		s.fakeKubelet.Stop()
 	}
 	if s.capture != nil {
 		errs = append(errs, s.capture.Close())

@@ -82,15 +82,15 @@ func startImports(t *testing.T) *imports {
 		args = append(args, "--pod-subnets", fmt.Sprintf("%s=%s %s", c.Name, c.PodSubnets[0], c.PodSubnets[1]))
 	}
 	agent := program(t, programs.WireGuard)
-	standIn := programs.StartStandIn(t.Context(), t.TempDir(), map[string]string{
+	fakeKubelet := programs.StartFakeKubelet(t.Context(), t.TempDir(), map[string]string{
 		programs.WireGuard: agent, programs.ServiceMirror: program(t, programs.ServiceMirror), programs.Engine: filepath.Join(filepath.Dir(agent), programs.Engine),
 	}, clusters...)
-	t.Cleanup(standIn.Stop)
+	t.Cleanup(fakeKubelet.Stop)
 	out, code, err := m.run(ctx, append(args, "aws", "gcp", "merit")...)
 	must(t, err)
 	t.Logf("semaphorectl join: exit code %d\n%s", code, out)
 	if code != 0 {
-		t.Fatal(standIn.Err())
+		t.Fatal(fakeKubelet.Err())
 	}
 	binaries, err := tools.Build(ctx, tools.Config{Progress: t.Output()}, tools.CoreDNS)
 	must(t, err)

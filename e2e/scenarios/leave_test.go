@@ -51,10 +51,10 @@ func TestLeaveLosesNoRequest(t *testing.T) {
 	_, err = clusters[0].Nodes()[0].StartKubeProxy(ctx)
 	must(t, err)
 	agent := program(t, programs.WireGuard)
-	standIn := programs.StartStandIn(t.Context(), t.TempDir(), map[string]string{
+	fakeKubelet := programs.StartFakeKubelet(t.Context(), t.TempDir(), map[string]string{
 		programs.WireGuard: agent, programs.ServiceMirror: program(t, programs.ServiceMirror), programs.Engine: filepath.Join(filepath.Dir(agent), programs.Engine),
 	}, clusters...)
-	t.Cleanup(standIn.Stop)
+	t.Cleanup(fakeKubelet.Stop)
 
 	a := newAdministrator(t, tb)
 	run := func(want int, args ...string) string {
@@ -63,7 +63,7 @@ func TestLeaveLosesNoRequest(t *testing.T) {
 		must(t, err)
 		t.Logf("semaphorectl %s: exit code %d\n%s", strings.Join(args, " "), code, out)
 		if code != want {
-			t.Fatalf("exit code %d, expected %d; the stand-in: %v", code, want, standIn.Err())
+			t.Fatalf("exit code %d, expected %d; the stand-in: %v", code, want, fakeKubelet.Err())
 		}
 		return out
 	}

@@ -31,7 +31,7 @@ func boundTo(pod *corev1.Pod) authenticationv1.TokenRequestSpec {
 }
 
 // mounts returns the mounts of a container, except for that of its token.
-func (p *standInPod) mounts(dir string, container *corev1.Container) []sandbox.Mount {
+func (p *fakePod) mounts(dir string, container *corev1.Container) []sandbox.Mount {
 	var all []sandbox.Mount
 	if !p.object.Spec.HostNetwork {
 		// Nodes already have these.
@@ -46,7 +46,7 @@ func (p *standInPod) mounts(dir string, container *corev1.Container) []sandbox.M
 }
 
 // fill updates the folders of volumes: Secrets are created and changed later.
-func (p *standInPod) fill(ctx context.Context) error {
+func (p *fakePod) fill(ctx context.Context) error {
 	for _, volume := range p.object.Spec.Volumes {
 		folder := p.volumes[volume.Name]
 		if folder == "" {
@@ -79,12 +79,12 @@ func (p *standInPod) fill(ctx context.Context) error {
 }
 
 // runs reports whether all programs run.
-func (p *standInPod) runs() bool {
+func (p *fakePod) runs() bool {
 	return !slices.ContainsFunc(p.programs, func(program *Program) bool { return !program.process.Running() })
 }
 
 // probe runs the readiness probe.
-func (p *standInPod) probe(ctx context.Context) error {
+func (p *fakePod) probe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	container, program := &p.object.Spec.Containers[0], p.programs[len(p.programs)-1]
@@ -118,11 +118,11 @@ func (p *standInPod) probe(ctx context.Context) error {
 		}
 		return fmt.Errorf("%s: %s", url, response.Status)
 	}
-	return errors.New("the stand-in doesn't know this kind of probe")
+	return errors.New("the fake kubelet doesn't know this kind of probe")
 }
 
 // report writes the pod's status.
-func (p *standInPod) report(ctx context.Context) error {
+func (p *fakePod) report(ctx context.Context) error {
 	state := corev1.ConditionFalse
 	if p.ready {
 		state = corev1.ConditionTrue

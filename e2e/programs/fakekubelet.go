@@ -20,7 +20,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// StandIn replaces controllers and kubelets for the workloads in [Namespace] of clusters that
+// FakeKubelet replaces controllers and kubelets for the workloads in [Namespace] of clusters that
 // have neither: for each DaemonSet and Deployment it creates the pods, starts their
 // containers' programs with the template's environment, files and account, and reports which
 // are ready. A changed template restarts the programs of the same pods with its environment. It
@@ -33,18 +33,18 @@ import (
 //	secret, emptyDir     folders, mounted for the process; Secrets are read again and again
 //	serviceAccountName   a token that is bound to the pod
 //	readinessProbe       asked until it succeeds; then a pod is ready while its programs run
-type StandIn struct {
+type FakeKubelet struct {
 	dir      string
 	binaries map[string]string
 	stop     func()
 
 	mu   sync.Mutex
-	pods map[string]*standInPod
+	pods map[string]*fakePod
 	err  error
 }
 
-// standInPod is a pod of a StandIn.
-type standInPod struct {
+// fakePod is a pod of a FakeKubelet.
+type fakePod struct {
 	object   *corev1.Pod
 	cluster  *testbed.Cluster
 	node     *testbed.Node
@@ -55,10 +55,10 @@ type standInPod struct {
 	sources  string // of the environment, in the template
 }
 
-// StartStandIn runs the workloads of clusters with these binaries, by their names in the image.
-func StartStandIn(ctx context.Context, dir string, binaries map[string]string, clusters ...*testbed.Cluster) *StandIn {
+// StartFakeKubelet runs the workloads of clusters with these binaries, by their names in the image.
+func StartFakeKubelet(ctx context.Context, dir string, binaries map[string]string, clusters ...*testbed.Cluster) *FakeKubelet {
 	ctx, cancel := context.WithCancel(ctx)
-	s := &StandIn{dir: dir, binaries: binaries, pods: map[string]*standInPod{}}
+	s := &FakeKubelet{dir: dir, binaries: binaries, pods: map[string]*fakePod{}}
 	var loops sync.WaitGroup
 	for _, c := range clusters {
 		loops.Go(func() {
@@ -84,17 +84,17 @@ func StartStandIn(ctx context.Context, dir string, binaries map[string]string, c
 }
 
 // Stop ends it. Started programs keep running.
-func (s *StandIn) Stop() { s.stop() }
+func (s *FakeKubelet) Stop() { s.stop() }
 
 // Err returns the error of the last pass.
-func (s *StandIn) Err() error {
+func (s *FakeKubelet) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
 }
 
 // Agent returns the agent of a node.
-func (s *StandIn) Agent(node *testbed.Node) (*Agent, error) {
+func (s *FakeKubelet) Agent(node *testbed.Node) (*Agent, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.pods[node.Cluster.Name+"/"+PodName(node)]
@@ -105,7 +105,7 @@ func (s *StandIn) Agent(node *testbed.Node) (*Agent, error) {
 }
 
 // pass starts the workloads of a cluster that don't run yet, and reports.
-func (s *StandIn) pass(ctx context.Context, c *testbed.Cluster) error {
+func (s *FakeKubelet) pass(ctx context.Context, c *testbed.Cluster) error {
 	sets, err := c.Client().AppsV1().DaemonSets(Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -151,13 +151,13 @@ func (s *StandIn) pass(ctx context.Context, c *testbed.Cluster) error {
 }
 
 // run makes sure that a pod runs, and returns 1 if it is ready.
-func (s *StandIn) run(ctx context.Context, node *testbed.Node, name string, template *corev1.PodTemplateSpec, errs *[]error) (ready int32) {
+func (s *FakeKubelet) run(ctx context.Context, node *testbed.Node, name string, template *corev1.PodTemplateSpec, errs *[]error) (ready int32) {
 	key := node.Cluster.Name + "/" + name
 	s.mu.Lock()
 	p := s.pods[key]
 	s.mu.Unlock()
 	if p == nil {
-		p = &standInPod{cluster: node.Cluster, node: node, host: &node.Host, volumes: map[string]string{}}
+		p = &fakePod{cluster: node.Cluster, node: node, host: &node.Host, volumes: map[string]string{}}
 		if err := p.start(ctx, filepath.Join(s.dir, node.Cluster.Name, name), name, template, s.binaries); err != nil {
 			*errs = append(*errs, fmt.Errorf("%s: %w", key, err))
 			return 0
@@ -184,7 +184,7 @@ func (s *StandIn) run(ctx context.Context, node *testbed.Node, name string, temp
 }
 
 // start makes the pod and starts its programs.
-func (p *standInPod) start(ctx context.Context, dir, name string, template *corev1.PodTemplateSpec, binaries map[string]string) error {
+func (p *fakePod) start(ctx context.Context, dir, name string, template *corev1.PodTemplateSpec, binaries map[string]string) error {
 	p.object = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: template.Labels}, Spec: *template.Spec.DeepCopy()}
 	p.object.Spec.NodeName = p.node.Name
 	p.sources = sources(template)
@@ -251,7 +251,7 @@ func sources(template *corev1.PodTemplateSpec) string {
 }
 
 // restart restarts the programs if the template has another environment.
-func (p *standInPod) restart(ctx context.Context, template *corev1.PodTemplateSpec) error {
+func (p *fakePod) restart(ctx context.Context, template *corev1.PodTemplateSpec) error {
 	if sources(template) == p.sources {
 		return nil
 	}
@@ -276,7 +276,7 @@ func (p *standInPod) restart(ctx context.Context, template *corev1.PodTemplateSp
 }
 
 // environment returns the environment of a container.
-func (p *standInPod) environment(ctx context.Context, container *corev1.Container) (map[string]string, error) {
+func (p *fakePod) environment(ctx context.Context, container *corev1.Container) (map[string]string, error) {
 	env := map[string]string{"HOSTNAME": p.object.Name}
 	read := func(name string, optional *bool) (map[string]string, error) {
 		m, err := p.cluster.Client().CoreV1().ConfigMaps(Namespace).Get(ctx, name, metav1.GetOptions{})
@@ -303,7 +303,7 @@ func (p *standInPod) environment(ctx context.Context, container *corev1.Containe
 		case from.FieldRef != nil:
 			value, known := fields[from.FieldRef.FieldPath]
 			if !known {
-				return nil, fmt.Errorf("%s: the stand-in doesn't know %s", variable.Name, from.FieldRef.FieldPath)
+				return nil, fmt.Errorf("%s: the fake kubelet doesn't know %s", variable.Name, from.FieldRef.FieldPath)
 			}
 			env[variable.Name] = value
 		case from.ConfigMapKeyRef != nil:
