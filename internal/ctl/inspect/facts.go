@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -25,6 +26,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
 // Facts are the properties of one cluster. Fields that couldn't be read are empty, with an
@@ -71,8 +73,10 @@ type Installed struct {
 	// PullSecret is the Secret with the registry's credentials, if the pods have one.
 	PullSecret string
 	Tools      []string
-	// Foreign are our programs that weren't installed by semaphorectl.
+	// Foreign are our programs that weren't installed by semaphorectl, and Helm is the release
+	// that installed one of them, or empty.
 	Foreign []string
+	Helm    string
 }
 
 // Misnamed returns the configured name of the cluster if it differs from the argument that
@@ -251,6 +255,9 @@ func (f *Facts) tool(o metav1.Object, template *corev1.PodTemplateSpec, template
 		*templates = append(*templates, *template)
 		if o.GetLabels()[manifests.ManagedLabel] != manifests.Manager {
 			f.Installed.Foreign = append(f.Installed.Foreign, o.GetName())
+		}
+		if o.GetLabels()[manifests.ManagedLabel] == "Helm" {
+			f.Installed.Helm = cmp.Or(printable.Text(o.GetAnnotations()["meta.helm.sh/release-name"], printable.Short), "unknown")
 		}
 	}
 }

@@ -126,6 +126,8 @@ func TestInstalled(t *testing.T) {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: cli.Namespace}}
 	byHand := workload("semaphore-wireguard", "semaphore", nil)
 	ours := workload("semaphore-wireguard", "semaphore", map[string]string{manifests.ManagedLabel: manifests.Manager})
+	byHelm := workload("semaphore-wireguard", "semaphore", map[string]string{manifests.ManagedLabel: "Helm"})
+	byHelm.Annotations = map[string]string{"meta.helm.sh/release-name": "mesh\x1b[2J"}
 	settings := config(cli.Namespace, "semaphore", "SEMAPHORE_REMOTES", "gcp")
 	for name, c := range map[string]struct {
 		objects []runtime.Object
@@ -135,6 +137,7 @@ func TestInstalled(t *testing.T) {
 		"nothing": {nil, "", ""},
 		"ours":    {[]runtime.Object{namespace, ours, settings}, "", ""},
 		"by hand": {[]runtime.Object{namespace, byHand, settings}, "semaphore-wireguard", ""},
+		"by Helm": {[]runtime.Object{namespace, byHelm, settings}, "semaphore-wireguard", ""},
 		// Otherwise a cluster without settings would look like one without neighbours.
 		"settings gone": {[]runtime.Object{namespace, ours}, "", `configmaps "semaphore" not found`},
 	} {
@@ -142,6 +145,9 @@ func TestInstalled(t *testing.T) {
 		err := f.readInstalled(t.Context(), fakeCluster("", c.objects...))
 		if got := strings.Join(f.Installed.Foreign, " "); got != c.foreign {
 			t.Errorf("%s: foreign %q", name, got)
+		}
+		if got := f.Installed.Helm; (got != "") != (name == "by Helm") || strings.Contains(got, "\x1b") {
+			t.Errorf("%s: release %q", name, got)
 		}
 		if (err == nil) != (c.unread == "") || err != nil && !strings.Contains(err.Error(), c.unread) {
 			t.Errorf("%s: error %v", name, err)

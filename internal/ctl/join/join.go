@@ -169,7 +169,7 @@ func (a *all) preflight(ctx context.Context) error {
 	if readable && !a.Adopt {
 		var mu sync.Mutex
 		_ = a.each(func(i int, c *cli.Cluster) error {
-			if len(lacking[i]) > 0 {
+			if len(lacking[i]) > 0 || a.facts[i].Installed.Helm != "" {
 				return nil
 			}
 			found := foreign(ctx, c, a.objects[i])

@@ -204,6 +204,7 @@ func TestCheck(t *testing.T) {
 		"masqueraded":             {func(f *inspect.Facts) { f.Masquerade = []string{"do this"} }, "! do this"},
 		"Windows":                 {func(f *inspect.Facts) { f.Nodes[0].OS = "windows" }, "! node n runs windows"},
 		"a virtual node":          {func(f *inspect.Facts) { f.Nodes[0].Virtual = true }, "! node n has no host, and gets no agent"},
+		"installed by Helm":       {func(f *inspect.Facts) { f.Installed.Helm = "mesh" }, "it is installed by the Helm release mesh"},
 		"no answer":               {func(f *inspect.Facts) { *f = inspect.Facts{Name: "aws", Unread: []error{errAway}} }, "away"},
 		"no CA":                   {func(f *inspect.Facts) { f.CA = "" }, "kube-root-ca.crt"},
 	} {
