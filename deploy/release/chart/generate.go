@@ -93,7 +93,11 @@ func (g *generator) fill(content []byte) ([]byte, error) {
 		if !known {
 			failed = fmt.Errorf("no default of %s", name)
 		}
-		return []byte(indentation + before + inline(value, name, indentation) + after)
+		text := inline(value, name, indentation)
+		if strings.HasPrefix(text, "\n") {
+			before = strings.TrimSuffix(before, " ")
+		}
+		return []byte(indentation + before + text + after)
 	})
 	return filled, failed
 }
