@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -110,6 +111,7 @@ type original struct {
 	remote *testbed.Cluster
 	device string
 	key    wgtypes.Key
+	port   uint16
 	binary string
 	roots  string // file of the CAs of the servers of CA URLs
 
@@ -120,7 +122,7 @@ func newOriginal(t *testing.T, node *testbed.Node, remote *testbed.Cluster) *ori
 	t.Helper()
 	key, err := wgtypes.GeneratePrivateKey()
 	must(t, err)
-	o := &original{node: node, remote: remote, device: "wireguard." + remote.Name, key: key}
+	o := &original{node: node, remote: remote, device: "wireguard." + remote.Name, key: key, port: 51821}
 	// Without a line break at the end.
 	must(t, os.MkdirAll(filepath.Dir(o.keyFile()), 0o755))
 	must(t, os.WriteFile(o.keyFile(), []byte(key.String()), 0o600))
@@ -141,7 +143,7 @@ func (o *original) start(t *testing.T) {
 	conn, err := programs.DialUAPI(within(t, repair), process, o.device)
 	must(t, err)
 	must(t, conn.Close())
-	o.run(t, "wg", "set", o.device, "listen-port", "51821", "private-key", "/var/lib/semaphore-wireguard/"+o.device+".key")
+	o.run(t, "wg", "set", o.device, "listen-port", strconv.Itoa(int(o.port)), "private-key", "/var/lib/semaphore-wireguard/"+o.device+".key")
 	o.run(t, "ip", "link", "set", o.device, "up")
 	o.run(t, "ip", "route", "replace", o.remote.PodSubnets[0].String(), "dev", o.device, "scope", "link", "proto", "boot")
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": o.annotations()}})
@@ -159,7 +161,7 @@ func (o *original) annotations() map[string]string {
 }
 
 func (o *original) endpoint() string {
-	return netip.AddrPortFrom(o.node.Addresses()[0], 51821).String()
+	return netip.AddrPortFrom(o.node.Addresses()[0], o.port).String()
 }
 
 // peerWith adds the other one as a peer, from its published annotations.

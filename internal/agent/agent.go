@@ -31,6 +31,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
+	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/peers/pods"
 	"github.com/kube-semaphore/kube-semaphore/routes"
@@ -48,6 +49,8 @@ const (
 	// linkRetry is the first back-off of a device's loop. Events of the kernel or the
 	// engine, also those caused by the failed pass itself, retry no sooner.
 	linkRetry = 100 * time.Millisecond
+	// selfPeriod is the minimum interval of reading this node, where it can't be watched.
+	selfPeriod = 10 * time.Second
 	// restShare is the minimum pause after a pass over a remote's nodes, as a multiple of
 	// the pass's duration: a large remote that keeps changing uses at most a fifth of a
 	// processor.
@@ -63,6 +66,7 @@ type agent struct {
 	location  endpoint.Source // as configured for all nodes
 	self      *kube.Watch[peers.Self]
 	local     *local
+	relayed   *relayed // nil: the clusters' API servers are read
 	publisher *peers.Publisher
 	prefixes  *pods.Source    // of this node's pods
 	events    *event.Recorder // nil: the pod that Events refer to is not configured
@@ -122,9 +126,13 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	}
 	a.hostAddrs.Store(&[]netip.Addr{})
 	a.sources.Store(&[]netip.Addr{})
+	credentials, files, readLocally := cfg.Remotes, cfg.TokenFiles(), oneNode
+	if cfg.RemotesFrom == config.RemotesFromRelay {
+		credentials, files, readLocally = nil, nil, fmt.Sprintf("/apis/%s/namespaces/%s/%s?limit=1", v1alpha1.GroupVersion(), cfg.Namespace, v1alpha1.Resource)
+	}
 	a.metrics, a.filter, a.trials = newLoopMetrics(), routes.NewFilter(log), tokens.NewTrials(tokens.TrialConfig{
-		Remotes: cfg.Remotes, UserAgent: a.userAgent(), Cluster: cfg.ClusterName, Local: cfg.Local,
-		FromRemotes: []string{oneNode}, FromLocal: []string{oneNode},
+		Remotes: credentials, UserAgent: a.userAgent(), Cluster: cfg.ClusterName, Local: cfg.Local,
+		FromRemotes: []string{oneNode}, FromLocal: []string{readLocally},
 	})
 	a.turn = run.NewTurn(run.TurnConfig{
 		Path: turnFile(cfg.KeyPath), Self: describe(&cfg), Begin: a.removeUnfinished, End: a.release, Grace: turnGrace, Logger: log,
@@ -134,7 +142,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	watchMetrics := kube.NewMetrics("semaphore_wg", "semaphore_wg_node_watcher_failures_total")
 	a.registry.MustRegister(
 		a.metrics, watchMetrics, run.BuildInfo("semaphore_wg"), a.turn.Collector("semaphore_wg"),
-		tokens.NewCollector("semaphore_wg", cfg.TokenFiles()),
+		tokens.NewCollector("semaphore_wg", files),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 
@@ -154,13 +162,18 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		a.guard = authz.New(client, log).Wrap
 	}
 	server := kube.NewServer(kube.ServerConfig{Cluster: cfg.ClusterName, Logger: log})
+	readSelf := kube.ListWatch(
+		kube.Of(func() (kube.Client, error) { return client, nil }, kube.Nodes),
+		func(options *metav1.ListOptions) {
+			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, cfg.NodeName).String()
+		})
+	if cfg.RemotesFrom == config.RemotesFromRelay {
+		a.relayed = newRelayed(&cfg, client, server, watchMetrics, log)
+		readSelf = kube.PollNode(client, cfg.NodeName, func() time.Duration { return selfPeriod + a.local.spread() })
+	}
 	a.self = kube.NewWatch(kube.WatchConfig[peers.Self]{
 		Cluster: cfg.ClusterName, Server: server, Kind: "own node", Object: &corev1.Node{},
-		ListWatch: kube.ListWatch(
-			kube.Of(func() (kube.Client, error) { return client, nil }, kube.Nodes),
-			func(options *metav1.ListOptions) {
-				options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, cfg.NodeName).String()
-			}),
+		ListWatch: readSelf,
 		Keep: func(obj runtime.Object) (peers.Self, bool) {
 			n, ok := obj.(*corev1.Node)
 			if !ok || n.Name != cfg.NodeName {
@@ -180,7 +193,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		return nil, err
 	}
 	a.apiAddrs = apiAddrs(local.Host)
-	a.local = newLocal(&cfg, client, server, watchMetrics, log, func() {
+	a.local = newLocal(&cfg, client, server, a.relayed, watchMetrics, log, func() {
 		a.checking.Fire()
 		a.firePeering()
 	})
@@ -271,8 +284,11 @@ func (a *agent) tasks() []run.Task {
 	}
 	tasks = append(tasks, a.turn, a.self, a.prefixes)
 	tasks = append(tasks, a.local.tasks(a.loop)...)
+	if a.relayed != nil {
+		tasks = append(tasks, a.relayed.tasks(a.loop)...)
+	}
 	for _, r := range a.remotes {
-		tasks = append(tasks, r.nodes)
+		tasks = append(tasks, r.nodes.tasks()...)
 	}
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "subnets of remotes", Reconcile: a.recheckSubnets, Trigger: a.checking,

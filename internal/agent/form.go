@@ -66,17 +66,6 @@ func (f *form) due() time.Time {
 	return f.list
 }
 
-// chooseForm lists the remote's nodes in another form when that is due.
-func (r *remote) chooseForm(now time.Time) {
-	state := r.controller.State()
-	if !r.form.next(now, state, r.reader.Whole(), r.agent.local.spread()) {
-		return
-	}
-	r.reader.SetWhole(state.Undecided)
-	r.agent.log.Info("listing nodes in another form", "cluster", r.cfg.Name, "whole", state.Undecided)
-	r.nodes.Renew()
-}
-
 // keepNode returns a function that trims what a kube.NodeReader reads.
 func keepNode(local string, maxPrefixes int) func(runtime.Object) (*peers.Node, bool) {
 	whole, bare := peers.NodeFor(local, maxPrefixes), peers.BareNodeFor(local, maxPrefixes)

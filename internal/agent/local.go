@@ -35,7 +35,8 @@ const (
 type local struct {
 	subnets  []netip.Prefix // as configured
 	client   kube.Client
-	nodes    *kube.Watch[peers.LocalNode]
+	nodes    localSource
+	watch    run.Task // of nodes; nil: that of semaphore-relay's objects
 	log      *slog.Logger
 	changed  func() // called when known has changed
 	building *reconcile.Trigger
@@ -46,9 +47,23 @@ type local struct {
 	unlogged bool                           // missing service ranges were not logged yet
 }
 
-func newLocal(cfg *config.Wireguard, client kube.Client, server *kube.Server, metrics *kube.Metrics, log *slog.Logger, changed func()) *local {
+// localSource is where the nodes of this cluster come from: its API server, or what
+// semaphore-relay has stored there.
+type localSource interface {
+	Snapshot() ([]peers.LocalNode, bool)
+	Synced() bool
+	Len() int
+	Err() error
+	String() string
+}
+
+func newLocal(cfg *config.Wireguard, client kube.Client, server *kube.Server, relayed *relayed, metrics *kube.Metrics, log *slog.Logger, changed func()) *local {
 	l := &local{subnets: cfg.LocalSubnets, client: client, log: log, changed: changed, building: reconcile.NewTrigger(), listing: reconcile.NewTrigger(), unlogged: true}
-	l.nodes = kube.NewWatch(kube.WatchConfig[peers.LocalNode]{
+	if relayed != nil {
+		l.nodes = relayed.own(l.building.Fire)
+		return l
+	}
+	nodes := kube.NewWatch(kube.WatchConfig[peers.LocalNode]{
 		Cluster: cfg.ClusterName, Server: server, Kind: "nodes", Object: &corev1.Node{},
 		ListWatch: kube.ListWatch(kube.Of(func() (kube.Client, error) { return client, nil }, kube.Nodes), nil),
 		Keep: func(obj runtime.Object) (peers.LocalNode, bool) {
@@ -63,17 +78,18 @@ func newLocal(cfg *config.Wireguard, client kube.Client, server *kube.Server, me
 		Spread: l.spread,
 		Logger: log, Metrics: metrics,
 	})
+	l.nodes, l.watch = nodes, nodes
 	return l
 }
 
 // spread returns the time over which this cluster's agents spread lists.
-func (l *local) spread() time.Duration {
-	return time.Duration(l.nodes.Len()) * time.Second / listsPerSecond
-}
+func (l *local) spread() time.Duration { return spread(l.nodes.Len()) }
+
+// spread returns the time over which the agents of so many nodes spread lists.
+func spread(nodes int) time.Duration { return time.Duration(nodes) * time.Second / listsPerSecond }
 
 func (l *local) tasks(loop func(reconcile.Config) *reconcile.Loop) []run.Task {
-	return []run.Task{
-		l.nodes,
+	tasks := []run.Task{
 		loop(reconcile.Config{
 			Name: "addresses of this cluster", Reconcile: l.build, Trigger: l.building, MinInterval: localSpacing,
 		}),
@@ -81,6 +97,10 @@ func (l *local) tasks(loop func(reconcile.Config) *reconcile.Loop) []run.Task {
 			Name: "service ranges", Reconcile: l.readServices, Trigger: l.listing, Resync: servicesPeriod,
 		}),
 	}
+	if l.watch != nil {
+		tasks = append(tasks, l.watch)
+	}
+	return tasks
 }
 
 // build computes known, once nodes and service ranges have been read.

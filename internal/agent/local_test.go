@@ -70,7 +70,7 @@ func TestServiceRanges(t *testing.T) {
 		streams := ok && request.ListOptions.SendInitialEvents != nil
 		return streams, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "ListOptions"}, "", nil)
 	})
-	l := newLocal(&config.Wireguard{}, clientset.Client(client), nil, kube.NewMetrics("test", "test_failures_total"), slog.New(slog.NewTextHandler(&log, nil)), func() {})
+	l := newLocal(&config.Wireguard{}, clientset.Client(client), nil, nil, kube.NewMetrics("test", "test_failures_total"), slog.New(slog.NewTextHandler(&log, nil)), func() {})
 	built := func() bool {
 		select {
 		case <-l.building.C():
@@ -89,7 +89,7 @@ func TestServiceRanges(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var watching sync.WaitGroup
-	watching.Go(func() { _ = l.nodes.Run(ctx) }) // It ends without an error.
+	watching.Go(func() { _ = l.watch.Run(ctx) }) // It ends without an error.
 	defer watching.Wait()
 	defer cancel()
 	polltest.Until(t, time.Minute, "the nodes to be read", l.nodes.Synced)

@@ -27,9 +27,7 @@ type remote struct {
 	cfg        config.Remote
 	device     *tunnel.Device
 	store      *peers.Store
-	reader     *kube.NodeReader
-	nodes      *kube.Watch[*peers.Node]
-	form       form // owned by the loop of peers
+	nodes      nodeSource
 	controller *peers.Controller
 
 	fit    atomic.Pointer[fit] // nil: not known
@@ -58,8 +56,7 @@ type remote struct {
 	deviceRepairs, peerRepairs repairs // each owned by its loop
 }
 
-// unreachable reports whether requests to the remote's API server have failed since
-// start.
+// unreachable reports whether reading the remote's nodes has failed since start.
 func (r *remote) unreachable() bool {
 	if r.nodes.Err() != nil {
 		r.failed.Store(true)
@@ -92,22 +89,11 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 	}
 	r.device.Notify(r.linking.Fire)
 
-	bounds := kube.Bounds{Answer: int64(cfg.MaxAnswer), Objects: cfg.MaxObjects}
-	client := kube.LazyClient(kube.ClientConfig{
-		Access: cfg.Access, UserAgent: a.userAgent(), Bounds: bounds, Logger: a.log.With("cluster", cfg.Name),
-	})
-	r.reader = kube.NewNodeReader(client, peers.Suffices(a.cfg.ClusterName))
-	r.nodes = kube.NewWatch(kube.WatchConfig[*peers.Node]{
-		Cluster: cfg.Name, Kind: "nodes",
-		ListWatch: r.reader,
-		Keep:      keepNode(a.cfg.ClusterName, cfg.MaxPrefixes),
-		Equal:     (*peers.Node).Equal,
-		Notify:    r.peering.Fire,
-		Spread:    a.local.spread,
-		Bounds:    bounds,
-		Logger:    a.log,
-		Metrics:   metrics,
-	})
+	if a.relayed != nil {
+		r.nodes = a.relayed.of(cfg.Name, r.peering.Fire)
+	} else {
+		r.nodes = newDirect(a, &r.cfg, r.peering.Fire, metrics)
+	}
 	r.store = peers.NewStore(a.cfg.KeyPath, r.device.Name(), cfg.Name)
 	r.controller = peers.NewController(peers.ControllerConfig{
 		Cluster: cfg.Name, Device: r.device, Nodes: r.nodes.Snapshot, Rules: r.rules, Fresh: r.handshaking.Fire,
@@ -146,7 +132,7 @@ func (r *remote) tasks() []run.Task {
 		}),
 		r.agent.loop(reconcile.Config{
 			Name: "peers " + r.cfg.Name, Reconcile: r.unlessRefused(r.syncPeers), Trigger: r.peering,
-			MinInterval: burstSpacing, RestShare: restShare, Resync: resync, Due: r.form.due, Observe: r.agent.metrics.peerSync(r.device.Name()),
+			MinInterval: burstSpacing, RestShare: restShare, Resync: resync, Due: r.nodes.due, Observe: r.agent.metrics.peerSync(r.device.Name()),
 		}),
 		r.agent.loop(reconcile.Config{
 			Name: "handshakes " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Rehandshake), Trigger: r.handshaking,

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
@@ -31,7 +30,7 @@ func (a *agent) status() any {
 		Published: a.publisher.Published(), Local: a.local.known.Load() != nil, Failing: a.failingServers(),
 		Unsourced: a.withoutSource(), Pods: a.podsStatus(), Networkd: networkdRemoves("/"),
 		Forwarding:  a.forwardingStatus(),
-		Credentials: a.trials.Report(),
+		Credentials: a.trials.Report(), RemotesFrom: a.cfg.RemotesFrom,
 	}
 	if a.turn.StandsBy() {
 		rep.Standby = &status.Standby{Holder: a.turn.Holder()}
@@ -59,6 +58,9 @@ func (a *agent) status() any {
 	var packets routes.State
 	rep.Filter, rep.Exit, packets = a.filterStatus(ctx)
 	rep.Removed = a.removed.report(time.Now(), packets.Stopped)
+	if a.relayed != nil {
+		rep.Relay = a.relayed.leases(ctx)
+	}
 	// Concurrently, so that a device that hangs doesn't use up the timeout of the others.
 	rep.Remotes = make([]status.Remote, len(a.remotes))
 	var reading sync.WaitGroup
@@ -82,7 +84,7 @@ func (r *remote) status(ctx context.Context) status.Remote {
 	state := r.controller.State()
 	rep := status.Remote{
 		Name: r.cfg.Name, Source: string(state.Source),
-		API: status.Connection{Synced: r.nodes.Synced(), LastContact: some(r.nodes.LastContact()), Whole: r.reader.Whole()},
+		API: r.nodes.status(),
 		Device: status.Device{
 			Name: r.device.Name(), ListenPort: r.cfg.ListenPort, MTU: int(r.cfg.MTU),
 		},
@@ -105,9 +107,6 @@ func (r *remote) status(ctx context.Context) status.Remote {
 	}
 	if err := r.refused(); err != nil {
 		rep.Refused = err.Error()
-	}
-	if err := errors.Join(r.nodes.Err(), r.nodes.OverQuota()); err != nil {
-		rep.API.Error = err.Error()
 	}
 	if rep.Refused != "" {
 		return rep // It has no device.

@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -38,6 +39,7 @@ func showReport(p *report.Page, rep *status.Agent) {
 	if !rep.Local {
 		p.Unknown("addresses of this cluster not read yet: endpoints of remote nodes can't be checked against them")
 	}
+	showRelay(p, rep)
 	showPods(p, rep.Pods)
 	showFilter(p, rep.Filter)
 	showExit(p, rep)
@@ -65,6 +67,25 @@ func showReport(p *report.Page, rep *status.Agent) {
 				what = "prefix"
 			}
 			rejected.Row(r.Name, no.Node, what, no.Reason, no.Detail)
+		}
+	}
+}
+
+// showRelay shows what semaphore-relay says about its contact with the clusters. Without it, and
+// while a remote is silent, the last known nodes stay.
+func showRelay(p *report.Page, rep *status.Agent) {
+	for _, cluster := range slices.Sorted(maps.Keys(rep.Relay)) {
+		if c := rep.Relay[cluster]; c.Error != "" {
+			p.Unknown("Lease of semaphore-relay for %s: %s", cluster, c.Error)
+		}
+	}
+	if own := rep.Relay[rep.Cluster]; own.Late {
+		p.Wrong("semaphore-relay is gone: its last contact with this cluster was %s", p.Age(own.Renewed))
+		return
+	}
+	for i := range rep.Remotes {
+		if c := rep.Relay[rep.Remotes[i].Name]; c.Late {
+			p.Wrong("remote %s is silent: semaphore-relay had its last contact %s", rep.Remotes[i].Name, p.Age(c.Renewed))
 		}
 	}
 }

@@ -143,6 +143,12 @@ type Pod struct {
 // Known reports whether the pod is known: otherwise no Events are created.
 func (p Pod) Known() bool { return p.Namespace != "" && p.Name != "" && p.UID != "" }
 
+// Values of Wireguard.RemotesFrom.
+const (
+	RemotesFromAPI   = "api"
+	RemotesFromRelay = "relay"
+)
+
 // Values of Wireguard.Engine.
 const (
 	EngineStart = "start"
@@ -168,6 +174,9 @@ type Wireguard struct {
 	NodeName string `envconfig:"NODE_NAME" is:"subdomain" flag:"node-name" required:"the node that this runs on, from spec.nodeName" desc:"name of the Kubernetes node that the program runs on (required)"`
 	// Pod is optional.
 	Pod Pod
+	// Namespace has the objects of semaphore-relay, with RemotesFromRelay.
+	Namespace   string `ignored:"true"`
+	RemotesFrom string `envconfig:"REMOTES_FROM" default:"api" oneof:"api,relay" desc:"where the nodes of remotes, and of this cluster, are read: api (each cluster's API server), or relay (the objects of semaphore-relay in this cluster; remotes then need no access)"`
 	// LocalSubnets are masked and sorted.
 	LocalSubnets Subnets `envconfig:"LOCAL_SUBNETS" holds:"a cluster" desc:"subnets of this cluster's nodes, pods and services, comma-separated, in addition to those that its API server reports: endpoints of remotes inside them are rejected"`
 	Backend      string  `envconfig:"WG_BACKEND" default:"auto" oneof:"auto,kernel,userspace" desc:"WireGuard implementation: auto, kernel or userspace; auto: kernel if available"`
@@ -189,7 +198,7 @@ type Wireguard struct {
 // agentSources are settings of semaphore-wireguard that others default to.
 type agentSources struct {
 	HostIP    string `envconfig:"HOST_IP" is:"ip" desc:"address of the node, from status.hostIP; default host of SEMAPHORE_LISTEN_ADDRESS"`
-	Namespace string `envconfig:"NAMESPACE" is:"label" desc:"namespace of Events (default: the pod's)"`
+	Namespace string `envconfig:"NAMESPACE" is:"label" desc:"namespace of Events, and of semaphore-relay's objects (default: the pod's)"`
 }
 
 // Removal configures the removal of the objects of remotes that are no longer configured.

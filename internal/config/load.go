@@ -53,13 +53,20 @@ func loadWireguard(args []string, out io.Writer, namespaceFile string) (cfg Wire
 	var own agentSources
 	l := newLoader("semaphore-wireguard", "keeps a WireGuard mesh with the nodes of remote clusters", &cfg.Base, &cfg, &own)
 	l.flags.BoolVar(&cfg.Cleanup, cleanupFlag, false, "remove everything that this program set up on the node, except the keys, and exit")
-	if err := l.load(args, out, needs{wireguard: true}); err != nil {
+	relayed := func() bool { return l.setting(&cfg.RemotesFrom).text == RemotesFromRelay }
+	if err := l.load(args, out, needs{wireguard: true, noAccess: relayed}); err != nil {
 		return Wireguard{}, nil, err
 	}
 	// Not on all addresses: those of the node inside the podCIDRs are reachable for pods
 	// of remote clusters.
 	l.addresses(net.JoinHostPort(cmp.Or(own.HostIP, "127.0.0.1"), "7773"), "127.0.0.1:7774")
-	l.pod(&cfg.Pod, cmp.Or(own.Namespace, readPodNamespace(namespaceFile)))
+	namespace := cmp.Or(own.Namespace, readPodNamespace(namespaceFile))
+	l.pod(&cfg.Pod, namespace)
+	if cfg.RemotesFrom == RemotesFromRelay {
+		if cfg.Namespace = namespace; namespace == "" {
+			l.fault(&own.Namespace, "required outside of a pod: the namespace of semaphore-relay's objects")
+		}
+	}
 	return finish(l, cfg)
 }
 

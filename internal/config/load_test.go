@@ -137,9 +137,9 @@ func TestWireguardFromEnvironment(t *testing.T) {
 		t.Fatalf("warnings %q, error %v", warnings, err)
 	}
 	want := Wireguard{
-		Base:     base("127.0.0.1:7773", "127.0.0.1:7774"),
-		NodeName: "worker-1.c.example.internal",
-		Backend:  BackendAuto,
+		Base:        base("127.0.0.1:7773", "127.0.0.1:7774"),
+		NodeName:    "worker-1.c.example.internal",
+		RemotesFrom: RemotesFromAPI, Backend: BackendAuto,
 		Engine:   EngineStart,
 		KeyPath:  "/var/lib/semaphore-wireguard",
 		Endpoint: "InternalIP", RouteSrc: RouteSrcAuto, PodCIDRs: "auto", SourceFilter: true, Mark: 0x1073, RemovalGrace: 10 * time.Minute,
@@ -271,7 +271,7 @@ func TestFlagsWinOverEnvironment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Wireguard{Base: base("127.0.0.1:1", "127.0.0.1:7774"), NodeName: "other", Backend: BackendAuto, Engine: EngineStart, KeyPath: "/keys", Endpoint: "InternalIP", RouteSrc: RouteSrcAuto, PodCIDRs: "auto", SourceFilter: true, Mark: 0x1073, RemovalGrace: 10 * time.Minute, PeerMetrics: 1000, Cleanup: true}
+	want := Wireguard{Base: base("127.0.0.1:1", "127.0.0.1:7774"), NodeName: "other", RemotesFrom: RemotesFromAPI, Backend: BackendAuto, Engine: EngineStart, KeyPath: "/keys", Endpoint: "InternalIP", RouteSrc: RouteSrcAuto, PodCIDRs: "auto", SourceFilter: true, Mark: 0x1073, RemovalGrace: 10 * time.Minute, PeerMetrics: 1000, Cleanup: true}
 	want.LogLevel = "debug"
 	if diff := cmp.Diff(want, got, comparePrefixes()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -356,6 +356,37 @@ func TestNamespaceIsThePodsByDefault(t *testing.T) {
 	}
 	if _, _, err = loadPolicy(nil, io.Discard, file+".missing"); err == nil || !strings.HasPrefix(err.Error(), "SEMAPHORE_NAMESPACE: required") {
 		t.Errorf("outside of a pod: %v, want it to ask for SEMAPHORE_NAMESPACE", err)
+	}
+}
+
+// TestRemotesFromTheRelayNeedNoAccess: an access that is configured is still checked.
+func TestRemotesFromTheRelayNeedNoAccess(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "namespace")
+	if err := os.WriteFile(file, []byte("kube-system\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	setenv(t, map[string]string{
+		"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16",
+		"SEMAPHORE_NODE_NAME": "aws-1", "SEMAPHORE_REMOTES_FROM": "relay",
+	})
+	cfg, _, err := loadWireguard(nil, io.Discard, file)
+	if err != nil || cfg.Namespace != "kube-system" || cfg.RemotesFrom != RemotesFromRelay {
+		t.Errorf("%+v, %v", cfg, err)
+	}
+	for what, c := range map[string]struct {
+		name, value, file, want string
+	}{
+		"directly":            {"SEMAPHORE_REMOTES_FROM", "api", file, "SEMAPHORE_REMOTE_GCP_KUBECONFIG: required"},
+		"outside of a pod":    {"SEMAPHORE_REMOTES_FROM", "relay", file + ".missing", "SEMAPHORE_NAMESPACE: required"},
+		"an access in part":   {"SEMAPHORE_REMOTE_GCP_TOKEN_FILE", "/token", file, "SEMAPHORE_REMOTE_GCP_API_URL: required"},
+		"from somewhere else": {"SEMAPHORE_REMOTES_FROM", "etcd", file, "SEMAPHORE_REMOTES_FROM"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Setenv(c.name, c.value)
+			if _, _, err := loadWireguard(nil, io.Discard, c.file); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, want %q", err, c.want)
+			}
+		})
 	}
 }
 

@@ -45,14 +45,17 @@ func (r *rawRemote) origin(field any) string { return r.of(field).origin }
 
 // needs are the settings of remotes that a program uses.
 type needs struct {
-	wireguard     bool // pod subnets are required, ports and MTUs are checked
+	wireguard     bool        // pod subnets are required, ports and MTUs are checked
+	noAccess      func() bool // whether access to remotes isn't needed; nil: it is
 	servicePrefix bool
 }
 
 // parse decodes the settings of one remote, at a position in the list.
 func (r *rawRemote) parse(f *faults, position int, need needs) {
 	r.ListenPort, r.ServicePrefix = firstListenPort+position, r.Name
-	r.checkAccess(f)
+	if need.noAccess == nil || !need.noAccess() || firstSet(r.access()) != nil {
+		r.checkAccess(f)
+	}
 	fill(f, r.prefix, r.settings, &r.Access, &r.Remote)
 	subnets := r.of(&r.PodSubnets)
 	if subnets.set {
@@ -66,6 +69,12 @@ func (r *rawRemote) parse(f *faults, position int, need needs) {
 	if need.servicePrefix {
 		f.check(r.origin(&r.ServicePrefix), r.ServicePrefix, "service prefix")
 	}
+}
+
+// access returns the settings of Access.
+func (r *rawRemote) access() []*setting {
+	a := &r.Access
+	return []*setting{r.of(&a.Kubeconfig), r.of(&a.APIURL), r.of(&a.CAURL), r.of(&a.CAFile), r.of(&a.TokenFile), r.of(&a.CASHA256)}
 }
 
 // checkAccess checks that exactly one kind of access is configured, completely.

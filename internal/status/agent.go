@@ -26,9 +26,13 @@ type Agent struct {
 	// responses of remote pods to the host itself get lost.
 	Unsourced string `json:"podCIDRsWithoutHostAddress,omitempty"`
 	// Networkd is set when systemd-networkd removes our rules and routes.
-	Networkd    bool             `json:"networkdRemovesRoutes,omitempty"`
-	Remotes     []Remote         `json:"remotes"`
-	Credentials map[string]Trial `json:"credentials,omitempty"` // by remote
+	Networkd bool     `json:"networkdRemovesRoutes,omitempty"`
+	Remotes  []Remote `json:"remotes"`
+	// RemotesFrom is the setting REMOTES_FROM; empty: an older agent.
+	RemotesFrom string `json:"remotesFrom,omitempty"`
+	// Relay has what semaphore-relay's Leases say, by cluster, of which one may be missing.
+	Relay       map[string]RelayContact `json:"relay,omitempty"`
+	Credentials map[string]Trial        `json:"credentials,omitempty"` // by remote
 }
 
 // Remote returns the remote of a name, or nil.
@@ -151,6 +155,15 @@ type Connection struct {
 	Error       string     `json:"error,omitempty"`
 	// Whole is set when nodes are read whole, with five times the bytes of their metadata.
 	Whole bool `json:"wholeNodes,omitempty"`
+}
+
+// RelayContact is what the Lease of semaphore-relay for a cluster says.
+type RelayContact struct {
+	// Renewed is up to when the relay had contact to the cluster; nil: there is no Lease.
+	Renewed *time.Time `json:"renewed,omitempty"`
+	// Late is set when that is longer ago than the Lease states as the maximum.
+	Late  bool   `json:"late,omitempty"`
+	Error string `json:"error,omitempty"` // of reading it
 }
 
 // Device is a WireGuard device of an agent.

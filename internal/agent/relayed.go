@@ -1,0 +1,290 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/peers/shards"
+)
+
+// relayed is what semaphore-relay has stored for agents in this cluster: the nodes of all
+// remotes, and those of this cluster. One watch reads all of it.
+type relayed struct {
+	watch       *kube.Watch[*shards.Object]
+	leaseReader leaseReader
+	sorting     *reconcile.Trigger
+	cluster     string                     // this one
+	clusters    map[string]*relayedCluster // by name
+	log         *slog.Logger
+
+	leaseMu   sync.Mutex
+	leaseRead time.Time // when lastLease was read
+	lastLease map[string]status.RelayContact
+}
+
+// leaseReader is the subset of kube.Client's Leases that is needed.
+type leaseReader interface {
+	Get(ctx context.Context, name string, options metav1.GetOptions) (*coordinationv1.Lease, error)
+}
+
+// relayedCluster is one cluster of it. It implements nodeSource.
+type relayedCluster struct {
+	name    string
+	from    *relayed
+	changed func()
+	most    int              // of nodes, when those of earlier sets are retained
+	objects []*shards.Object // of which known is made, sorted; owned by the loop
+	known   atomic.Pointer[relayedNodes]
+}
+
+// relayedNodes is what is known of a cluster. It is immutable.
+type relayedNodes struct {
+	nodes  []*peers.Node
+	locals []peers.LocalNode
+	synced bool // the set was complete since start
+	// incomplete is why more nodes may exist; empty: the set is complete.
+	incomplete string
+}
+
+// errNoCRD explains what an API server answers without the CustomResourceDefinition.
+var errNoCRD = errors.New("this cluster has no WireguardPeers: apply deploy/relay, or set SEMAPHORE_REMOTES_FROM=api")
+
+// after returns what is known after the objects were read as set; nil: there are none. Nothing
+// is removed because of an incomplete set: nodes of the one before stay, at most most of them.
+func (k relayedNodes) after(set *shards.Set, most int) relayedNodes {
+	if set == nil {
+		set = &shards.Set{Incomplete: "no objects"}
+	}
+	if set.Incomplete == "" {
+		return relayedNodes{nodes: set.Nodes, locals: set.Locals, synced: true}
+	}
+	k.incomplete = set.Incomplete
+	if !k.synced {
+		return k
+	}
+	k.nodes = union(set.Nodes, k.nodes, most, func(n *peers.Node) string { return n.Name })
+	k.locals = union(set.Locals, k.locals, most, func(n peers.LocalNode) string { return n.Name })
+	return k
+}
+
+// union returns all of now, and those of before with other names, most of all.
+func union[T any](now, before []T, most int, name func(T) string) []T {
+	has := make(map[string]struct{}, len(now))
+	for _, n := range now {
+		has[name(n)] = struct{}{}
+	}
+	all := slices.Clone(now)
+	for _, n := range before {
+		if _, is := has[name(n)]; !is && len(all) < most {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// newRelayed returns a relayed without objects.
+func newRelayed(cfg *config.Wireguard, client kube.Client, server *kube.Server, metrics *kube.Metrics, log *slog.Logger) *relayed {
+	r := &relayed{
+		leaseReader: client.Leases(cfg.Namespace), sorting: reconcile.NewTrigger(), clusters: map[string]*relayedCluster{},
+		cluster: cfg.ClusterName, log: log,
+	}
+	most := map[string]int{cfg.ClusterName: 0} // prefixes of a node
+	r.clusters[cfg.ClusterName] = newRelayedCluster(r, cfg.ClusterName, 0)
+	for i := range cfg.Remotes {
+		remote := &cfg.Remotes[i]
+		r.clusters[remote.Name] = newRelayedCluster(r, remote.Name, remote.MaxObjects)
+		most[remote.Name] = remote.MaxPrefixes
+	}
+	r.watch = kube.NewWatch(kube.WatchConfig[*shards.Object]{
+		Cluster: cfg.ClusterName, Server: server, Kind: v1alpha1.Resource, Object: &v1alpha1.WireguardPeers{},
+		ListWatch: kube.ListWatch(kube.Of(
+			func() (kube.Client, error) { return client, nil },
+			func(c kube.Client) kube.Resource[*v1alpha1.WireguardPeersList] {
+				return c.WireguardPeers(cfg.Namespace)
+			}), nil),
+		Keep: func(obj runtime.Object) (*shards.Object, bool) {
+			o, ok := obj.(*v1alpha1.WireguardPeers)
+			if !ok {
+				return nil, false
+			}
+			prefixes, configured := most[o.Spec.Cluster]
+			if !configured {
+				return nil, false
+			}
+			object, err := shards.Decode(o, prefixes)
+			if err != nil {
+				log.Warn("invalid object: its set counts as incomplete", "object", o.Name, "err", err)
+				return nil, false
+			}
+			return object, true
+		},
+		Notify: r.sorting.Fire,
+		Spread: func() time.Duration { return spread(len(r.clusters[r.cluster].known.Load().locals)) },
+		Logger: log, Metrics: metrics,
+	})
+	return r
+}
+
+// of returns the nodes of a remote, own those of this cluster. Changed must not block.
+func (r *relayed) of(remote string, changed func()) nodeSource {
+	c := r.clusters[remote]
+	c.changed = changed
+	return c
+}
+
+func (r *relayed) own(changed func()) localSource {
+	c := r.clusters[r.cluster]
+	c.changed = changed
+	return relayedLocal{c}
+}
+
+// leaseSpacing is the minimum interval of reading Leases, whatever reports are requested.
+const leaseSpacing = 5 * time.Second
+
+// leases returns what semaphore-relay says about its contact with the clusters.
+func (r *relayed) leases(ctx context.Context) map[string]status.RelayContact {
+	r.leaseMu.Lock()
+	defer r.leaseMu.Unlock()
+	if time.Since(r.leaseRead) < leaseSpacing {
+		return r.lastLease
+	}
+	all := make(map[string]status.RelayContact, len(r.clusters))
+	for name := range r.clusters {
+		var c status.RelayContact
+		lease, err := r.leaseReader.Get(ctx, v1alpha1.LeaseName(name), metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			c.Late = true
+		case err != nil:
+			c.Error = err.Error()
+		default:
+			c = contact(lease, time.Now())
+		}
+		all[name] = c
+	}
+	r.leaseRead, r.lastLease = time.Now(), all
+	return all
+}
+
+// contact returns what a Lease says.
+func contact(lease *coordinationv1.Lease, now time.Time) status.RelayContact {
+	renewed, seconds := lease.Spec.RenewTime, lease.Spec.LeaseDurationSeconds
+	if renewed == nil || seconds == nil {
+		return status.RelayContact{Late: true}
+	}
+	return status.RelayContact{Renewed: &renewed.Time, Late: now.Sub(renewed.Time) > time.Duration(*seconds)*time.Second}
+}
+
+// maxRetained is the default of relayedCluster.most.
+const maxRetained = 10_000
+
+func newRelayedCluster(from *relayed, name string, most int) *relayedCluster {
+	c := &relayedCluster{name: name, from: from, most: cmp.Or(most, maxRetained), changed: func() {}}
+	c.known.Store(&relayedNodes{})
+	return c
+}
+
+func (r *relayed) tasks(loop func(reconcile.Config) *reconcile.Loop) []run.Task {
+	return []run.Task{r.watch, loop(reconcile.Config{
+		Name: "objects of semaphore-relay", Reconcile: r.sort, Trigger: r.sorting, MinInterval: burstSpacing, RestShare: restShare,
+	})}
+}
+
+// sort updates what is known of the clusters whose objects have changed.
+func (r *relayed) sort(context.Context) error {
+	objects, synced := r.watch.Snapshot()
+	if !synced {
+		return nil
+	}
+	of := map[string][]*shards.Object{}
+	for _, o := range objects {
+		of[o.Cluster] = append(of[o.Cluster], o)
+	}
+	for name, c := range r.clusters {
+		now := of[name]
+		slices.SortFunc(now, func(a, b *shards.Object) int { return cmp.Compare(a.Shard, b.Shard) })
+		before := c.known.Load()
+		if slices.Equal(now, c.objects) && (before.synced || before.incomplete != "") {
+			continue
+		}
+		c.objects = now
+		after := before.after(shards.Join(now)[name], c.most)
+		if after.incomplete != before.incomplete {
+			r.log.Info("set of nodes", "cluster", name, "incomplete", after.incomplete, "nodes", max(len(after.nodes), len(after.locals)))
+		}
+		c.known.Store(&after)
+		c.changed()
+	}
+	return nil
+}
+
+// Snapshot implements nodeSource.
+func (c *relayedCluster) Snapshot() ([]*peers.Node, bool) {
+	known := c.known.Load()
+	return known.nodes, known.synced
+}
+
+// Synced implements nodeSource.
+func (c *relayedCluster) Synced() bool { return c.known.Load().synced }
+
+// String names the source in status.
+func (c *relayedCluster) String() string { return "objects of semaphore-relay for " + c.name }
+
+func (c *relayedCluster) passed(time.Time, *peers.State) {}
+
+func (c *relayedCluster) due() time.Time { return time.Time{} }
+
+func (c *relayedCluster) tasks() []run.Task { return nil }
+
+func (c *relayedCluster) status() status.Connection {
+	s := status.Connection{Synced: c.Synced(), LastContact: some(c.from.watch.LastContact())}
+	if err := c.Err(); err != nil {
+		s.Error = err.Error()
+	}
+	return s
+}
+
+// relayedLocal is this cluster's own nodes. It implements localSource.
+type relayedLocal struct{ *relayedCluster }
+
+// Snapshot implements localSource.
+func (l relayedLocal) Snapshot() ([]peers.LocalNode, bool) {
+	known := l.known.Load()
+	return known.locals, known.synced
+}
+
+// Len implements localSource.
+func (l relayedLocal) Len() int { return len(l.known.Load().locals) }
+
+// Err implements nodeSource.
+func (c *relayedCluster) Err() error {
+	if err := c.from.watch.Err(); err != nil {
+		if apierrors.IsNotFound(err) {
+			return fmt.Errorf("%w (%w)", errNoCRD, err)
+		}
+		return err
+	}
+	if why := c.known.Load().incomplete; why != "" {
+		return fmt.Errorf("the nodes in semaphore-relay's objects are incomplete, the last known ones stay: %s", why)
+	}
+	return nil
+}

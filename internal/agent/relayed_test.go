@@ -1,0 +1,276 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/internal/report/reporttest"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
+	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/peers/shards"
+)
+
+const relayNamespace = "sys-semaphore"
+
+// relayBed is an API server with the objects that a relay would write, and what an agent of aws
+// knows by them.
+type relayBed struct {
+	t    *testing.T
+	api  *kubetest.API
+	seen *relayed
+	from nodeSource
+	own  localSource
+	// changed counts the calls for gcp.
+	changed int
+}
+
+// relayBubble runs a test while the objects are read.
+func relayBubble(t *testing.T, test func(b *relayBed)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b := &relayBed{t: t, api: kubetest.NewAPI()}
+		client, err := kube.NewClient(b.api.Config())
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := &config.Wireguard{
+			Base:      config.Base{ClusterName: "aws", Remotes: []config.Remote{{Name: "gcp", MaxPrefixes: 4, MaxObjects: 50}}},
+			Namespace: relayNamespace,
+		}
+		b.seen = newRelayed(cfg, client, nil, kube.NewMetrics("test", "test_failures_total"), slog.New(slog.DiscardHandler))
+		b.from, b.own = b.seen.of("gcp", func() { b.changed++ }), b.seen.own(func() {})
+		ctx, cancel := context.WithCancel(t.Context())
+		for _, task := range b.seen.tasks(func(c reconcile.Config) *reconcile.Loop {
+			c.Logger = slog.New(slog.DiscardHandler)
+			return reconcile.NewLoop(c)
+		}) {
+			go func() { _ = task.Run(ctx) }()
+		}
+		test(b)
+		cancel()
+		synctest.Wait()
+	})
+}
+
+// store writes the objects of a cluster, as the relay does, and returns their names.
+func (b *relayBed) store(cluster string, nodes []*shards.Node) []string {
+	b.t.Helper()
+	plan := shards.Desired(cluster, nodes, nil)
+	names := append(slices.Clone(plan.Shards()), "")
+	for _, name := range names {
+		b.put(cluster, plan, name)
+	}
+	return names
+}
+
+// put writes one object.
+func (b *relayBed) put(cluster string, plan *shards.Plan, name string) {
+	b.t.Helper()
+	spec, _ := plan.Next(name, func(string) *v1alpha1.Spec { return nil })
+	if spec == nil {
+		b.t.Fatalf("no shard %q", name)
+	}
+	b.api.Put(b.t, v1alpha1.Resource, &v1alpha1.WireguardPeers{
+		ObjectMeta: metav1.ObjectMeta{Namespace: relayNamespace, Name: shards.Name(cluster, name)}, Spec: *spec,
+	})
+}
+
+func (b *relayBed) wait() {
+	time.Sleep(10 * time.Second)
+	synctest.Wait()
+}
+
+// names returns the names of the known nodes.
+func (b *relayBed) names() string {
+	nodes, synced := b.from.Snapshot()
+	if !synced {
+		return "unknown"
+	}
+	var all []string
+	for _, n := range nodes {
+		all = append(all, n.Name)
+	}
+	slices.Sort(all)
+	return strings.Join(all, " ")
+}
+
+func remoteNode(i int) *peers.Node {
+	return &peers.Node{Name: fmt.Sprintf("gcp-%02d", i), PublicKey: "k", Endpoint: fmt.Sprintf("192.0.2.%d:51820", i), Published: true, PodCIDRs: []string{fmt.Sprintf("10.4.%d.0/24", i)}}
+}
+
+func remoteNodes(t *testing.T, from, to int) (all []*shards.Node) {
+	t.Helper()
+	for i := from; i < to; i++ {
+		n, ok := shards.FromRemote(remoteNode(i))
+		if !ok {
+			t.Fatal("no node")
+		}
+		all = append(all, n)
+	}
+	return all
+}
+
+// TestNodesOfTheRelay: whatever happens to the objects, known nodes stay until a complete set
+// lacks them.
+func TestNodesOfTheRelay(t *testing.T) {
+	relayBubble(t, func(b *relayBed) {
+		want := func(what, names, err string) {
+			t.Helper()
+			b.wait()
+			if got := b.names(); got != names {
+				t.Errorf("%s: %s, want %s", what, got, names)
+			}
+			switch got := b.from.Err(); {
+			case err == "" && got != nil, err != "" && (got == nil || !strings.Contains(got.Error(), err)):
+				t.Errorf("%s: Err() = %v, want %q", what, got, err)
+			}
+		}
+		want("no objects", "unknown", "no objects")
+		three := remoteNodes(t, 1, 4)
+		b.put("gcp", shards.Desired("gcp", three, nil), "p")
+		want("without an index", "unknown", "no index")
+		b.store("gcp", three)
+		want("complete", "gcp-01 gcp-02 gcp-03", "")
+		local := shards.FromLocal(peers.LocalNode{Name: "aws-1", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.99")}})
+		b.store("aws", []*shards.Node{local})
+		b.wait()
+		if locals, synced := b.own.Snapshot(); !synced || len(locals) != 1 || locals[0].Addrs[0].String() != "192.0.2.99" {
+			t.Errorf("own nodes: %v, %v", locals, synced)
+		}
+		changed := b.changed
+		b.store("aws", []*shards.Node{local, shards.FromLocal(peers.LocalNode{Name: "aws-2"})})
+		b.wait()
+		if b.changed != changed || b.own.Len() != 2 {
+			t.Errorf("a change of another cluster: %d calls; %d own nodes", b.changed-changed, b.own.Len())
+		}
+		b.api.Remove(v1alpha1.Resource, relayNamespace, "gcp")
+		want("the index deleted by hand", "gcp-01 gcp-02 gcp-03", "no index")
+		for _, name := range b.store("gcp", three) {
+			b.api.Remove(v1alpha1.Resource, relayNamespace, shards.Name("gcp", name))
+		}
+		want("all deleted by hand", "gcp-01 gcp-02 gcp-03", "no objects")
+		b.store("gcp", remoteNodes(t, 2, 5))
+		want("and written again, with other nodes", "gcp-02 gcp-03 gcp-04", "")
+		b.api.Stop()
+		want("no API server", "gcp-02 gcp-03 gcp-04", "connection refused")
+		b.api.Start()
+		want("again", "gcp-02 gcp-03 gcp-04", "")
+	})
+}
+
+// TestIncompleteSetsAreBounded: a relay whose remote names other nodes again and again, while its
+// set is never complete, makes an agent hold no more than its bound.
+func TestIncompleteSetsAreBounded(t *testing.T) {
+	known := relayedNodes{}.after(&shards.Set{Nodes: []*peers.Node{remoteNode(1), remoteNode(2)}}, 10)
+	for i := range 100 {
+		known = known.after(&shards.Set{Nodes: []*peers.Node{remoteNode(3 + i)}, Incomplete: "x"}, 10)
+	}
+	if n := len(known.nodes); n > 10 || !known.synced {
+		t.Errorf("%d nodes", n)
+	}
+	if known = known.after(&shards.Set{}, 10); len(known.nodes) > 0 || known.incomplete != "" {
+		t.Errorf("a complete set without nodes: %+v", known)
+	}
+}
+
+// TestOwnNodeIsRequested follows this node without the verbs list and watch.
+func TestOwnNodeIsRequested(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := kubetest.NewAPI()
+		client, err := kube.NewClient(api.Config())
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := kube.NewWatch(kube.WatchConfig[string]{
+			Cluster: "aws", Kind: "own node", Object: &corev1.Node{},
+			ListWatch: kube.PollNode(client, "aws-1", func() time.Duration { return 10 * time.Second }),
+			Keep:      func(o runtime.Object) (string, bool) { return o.(*corev1.Node).Labels["l"], true },
+			Logger:    slog.New(slog.DiscardHandler), Metrics: kube.NewMetrics("test", "test_failures_total"),
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { _ = w.Run(ctx) }()
+		want := func(label ...string) {
+			t.Helper()
+			time.Sleep(15 * time.Second)
+			synctest.Wait()
+			if got, synced := w.Snapshot(); !synced || !slices.Equal(got, label) || w.Err() != nil {
+				t.Errorf("%q, %v, want %q; %v", got, synced, label, w.Err())
+			}
+		}
+		put := func(label string) {
+			api.Put(t, "nodes", &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "aws-1", Labels: map[string]string{"l": label}}})
+		}
+		want()
+		put("1")
+		want("1")
+		put("2")
+		put("3")
+		want("3")
+		api.Stop()
+		time.Sleep(time.Minute)
+		if got, _ := w.Snapshot(); !slices.Equal(got, []string{"3"}) || w.Err() == nil {
+			t.Errorf("without an API server: %q, %v", got, w.Err())
+		}
+		api.Start()
+		put("4")
+		want("4")
+		api.Remove("nodes", "", "aws-1")
+		want()
+		before := len(api.Requests())
+		time.Sleep(10 * time.Minute)
+		if n := len(api.Requests()) - before; n > 70 || len(api.Lists()) > 0 {
+			t.Errorf("%d requests in ten minutes, %d lists", n, len(api.Lists()))
+		}
+		cancel()
+		synctest.Wait()
+	})
+}
+
+// TestWhatIsSilent distinguishes a relay that is gone from a remote that is silent.
+func TestWhatIsSilent(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	lease := func(age time.Duration) *coordinationv1.Lease {
+		at, seconds := metav1.NewMicroTime(now.Add(-age)), int32(30)
+		return &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{RenewTime: &at, LeaseDurationSeconds: &seconds}}
+	}
+	for name, c := range map[string]struct {
+		aws, gcp time.Duration
+		want     string
+	}{
+		"all is well":     {9 * time.Second, 11 * time.Second, ""},
+		"a silent remote": {9 * time.Second, time.Hour, "remote gcp is silent"},
+		"no relay":        {time.Hour, time.Hour, "semaphore-relay is gone"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rep := wellReport()
+			rep.RemotesFrom = config.RemotesFromRelay
+			rep.Relay = map[string]status.RelayContact{"aws": contact(lease(c.aws), now), "gcp": contact(lease(c.gcp), now)}
+			out := reporttest.Run(t, statusCommand(), rep).Stdout
+			for _, text := range []string{"remote gcp is silent", "semaphore-relay is gone"} {
+				if strings.Contains(out, text) != (text == c.want) {
+					t.Errorf("%s", out)
+				}
+			}
+		})
+	}
+	if c := contact(&coordinationv1.Lease{}, now); !c.Late {
+		t.Errorf("an empty Lease: %+v", c)
+	}
+}
