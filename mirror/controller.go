@@ -17,6 +17,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 )
 
 // Config describes a Controller. A nil selector disables its part; with a nil
@@ -209,7 +210,7 @@ func (c *Controller) String() string { return "service mirror" }
 // Tasks returns the tasks of every replica.
 func (c *Controller) Tasks() []run.Task {
 	tasks := append(c.local.tasks(), c.loop)
-	served := (*gate)(nil)
+	served := (*feeds.Gate)(nil)
 	if c.multi != nil {
 		served, tasks = c.multi.served, append(tasks, c.multi.tasks()...)
 	}
@@ -282,7 +283,7 @@ func (c *Controller) pass(now time.Time) ([]string, *keep.Writer[string]) {
 		more = more || again
 	}
 	if c.multi != nil {
-		if c.importAfter.IsZero() && c.multi.served.isOpen() {
+		if c.importAfter.IsZero() && c.multi.served.IsOpen() {
 			c.importAfter = now.Add(firstImports)
 		}
 		c.multi.read(s)

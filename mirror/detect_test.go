@@ -21,6 +21,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 )
 
 // partial is an API server that serves the Multi-Cluster Services API, and lets its objects be
@@ -62,15 +63,15 @@ func TestDetector(t *testing.T) {
 		server, out := &partial{}, &logtest.Buffer{}
 		client, err := kube.NewClient(&rest.Config{Host: "http://api", Transport: server, QPS: -1})
 		must(t, err)
-		d := &detector{client: client, served: newGate(), notify: func() {}, log: errlog.Log{
+		d := &detector{client: client, served: feeds.NewGate(), notify: func() {}, log: errlog.Log{
 			Logger: slog.New(slog.NewTextHandler(out, nil)), Failing: "off", Quiet: detectEvery,
 		}}
 		kubetest.Run(t, []run.Task{d}, nil)
 		expect := func(what string, on bool) {
 			t.Helper()
 			time.Sleep(10 * detectEvery)
-			if err := d.Err(); d.served.isOpen() != on || (err == nil) != on || err != nil && !strings.Contains(err.Error(), what) {
-				t.Fatalf("on: %v, %v, want %q", d.served.isOpen(), err, what)
+			if err := d.Err(); d.served.IsOpen() != on || (err == nil) != on || err != nil && !strings.Contains(err.Error(), what) {
+				t.Fatalf("on: %v, %v, want %q", d.served.IsOpen(), err, what)
 			}
 		}
 		expect("are not installed in this cluster", false)

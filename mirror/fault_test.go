@@ -16,6 +16,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 )
 
 // TestEndpointsFollowWhileTheServiceIsRefused makes the API server refuse changes of a Service.
@@ -286,7 +287,7 @@ func TestFailuresOfOneRemotesServicesDontDelayAnothers(t *testing.T) {
 // remaining events need further passes, each of which schedules the next one.
 func TestEventsOfOneRemoteDontDelayAnothers(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakes) {
-		const flood = 3*partOfTap + 1
+		const flood = 3*feeds.Part + 1
 		c := f.controller(t, nil)
 		kubetest.Run(t, slices.DeleteFunc(c.Tasks(), func(task run.Task) bool { return task == run.Task(c.loop) }), nil)
 		source := func(cluster string) *source {
@@ -294,7 +295,7 @@ func TestEventsOfOneRemoteDontDelayAnothers(t *testing.T) {
 		}
 		wait(t, "all to be read", func() error {
 			c.pass(time.Now())
-			if !c.ready || !source("aws").origins.synced || !source("merit").origins.synced {
+			if !c.ready || !source("aws").origins.Complete || !source("merit").origins.Complete {
 				return errors.New("not synced")
 			}
 			return nil
@@ -315,7 +316,7 @@ func TestEventsOfOneRemoteDontDelayAnothers(t *testing.T) {
 			}
 			return nil
 		})
-		for n := range flood/partOfTap + 1 {
+		for n := range flood/feeds.Part + 1 {
 			c.trigger.Fire()
 			<-c.trigger.C()
 			names, _ := c.pass(time.Now())
@@ -325,14 +326,14 @@ func TestEventsOfOneRemoteDontDelayAnothers(t *testing.T) {
 				more = true
 			default:
 			}
-			left := flood - n*partOfTap
-			if aws := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !strings.HasPrefix(name, "aws-") }); len(aws) != min(left, partOfTap) {
-				t.Errorf("pass %d takes %d services of aws, want %d", n, len(aws), min(left, partOfTap))
+			left := flood - n*feeds.Part
+			if aws := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !strings.HasPrefix(name, "aws-") }); len(aws) != min(left, feeds.Part) {
+				t.Errorf("pass %d takes %d services of aws, want %d", n, len(aws), min(left, feeds.Part))
 			}
 			if has := slices.Contains(names, "merit-shop-73736d-web"); has != (n == 0) {
 				t.Errorf("pass %d takes the service of merit: %v", n, has)
 			}
-			if !more && left > partOfTap {
+			if !more && left > feeds.Part {
 				t.Errorf("pass %d doesn't ask for the next", n)
 			}
 		}

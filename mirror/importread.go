@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,49 +18,14 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 )
-
-// gate lets tasks wait: nothing is read of a cluster that exports nothing, and nothing at all
-// as long as the local cluster doesn't serve the API.
-type gate struct {
-	once   sync.Once
-	opened chan struct{}
-}
-
-func newGate() *gate { return &gate{opened: make(chan struct{})} }
-
-func (g *gate) open() { g.once.Do(func() { close(g.opened) }) }
-
-func (g *gate) isOpen() bool {
-	select {
-	case <-g.opened:
-		return true
-	default:
-		return false
-	}
-}
-
-// behind is a task that begins when a gate is open.
-type behind struct {
-	run.Task
-	gate *gate
-}
-
-// Run implements run.Task.
-func (b behind) Run(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-b.gate.opened:
-		return b.Task.Run(ctx)
-	}
-}
 
 // multicluster is the part of a controller for the Multi-Cluster Services API in the local
 // cluster.
 type multicluster struct {
-	served     *gate // the local cluster serves the API
+	served     *feeds.Gate // the local cluster serves the API
 	imports    *kube.Feed[ObservedImport]
 	services   *kube.Feed[ObservedService]
 	slices     *kube.Feed[ObservedSlice]
@@ -72,14 +36,14 @@ type multicluster struct {
 func (m *multicluster) tasks() []run.Task {
 	return []run.Task{
 		&m.detect,
-		behind{m.imports, m.served}, behind{m.services, m.served}, behind{m.slices, m.served}, behind{m.namespaces, m.served},
+		feeds.Behind{Task: m.imports, Gate: m.served}, feeds.Behind{Task: m.services, Gate: m.served}, feeds.Behind{Task: m.slices, Gate: m.served}, feeds.Behind{Task: m.namespaces, Gate: m.served},
 	}
 }
 
 // newMulticluster returns the feeds of imports and their objects.
 func (c *Controller) newMulticluster() *multicluster {
 	sums := c.snapshot.sums
-	m := &multicluster{served: newGate()}
+	m := &multicluster{served: feeds.NewGate()}
 	m.detect = detector{client: c.cfg.Client, served: m.served, notify: c.trigger.Fire, log: errlog.Log{
 		Logger: c.log, Failing: "the Multi-Cluster Services API is off", Quiet: detectEvery,
 	}}
@@ -145,7 +109,7 @@ func (m *multicluster) read(s *Snapshot) {
 // fault returns why the imports can't be read, such as a missing right.
 func (m *multicluster) fault() error {
 	var errs []error
-	for _, f := range []health{m.imports, m.services, m.slices, m.namespaces} {
+	for _, f := range []feeds.Health{m.imports, m.services, m.slices, m.namespaces} {
 		if !f.Synced() || f.Stale() {
 			errs = append(errs, f.Err())
 		}
@@ -191,7 +155,7 @@ func (c *Controller) newExportSource(id setID, client func() (kube.Client, error
 	if remote != nil {
 		exports.Bounds = remote.Bounds
 	}
-	src.exports, src.gate = newTap(exports), newGate()
+	src.exports, src.gate = feeds.NewTap(exports), feeds.NewGate()
 	if remote != nil {
 		src.drain = c.newDrain(id, client, exports.Bounds)
 	}
@@ -202,15 +166,15 @@ func (c *Controller) newExportSource(id setID, client func() (kube.Client, error
 // readExports updates the exports of a source. It reports whether there are more changes, and
 // whether the exports, and the services if there are exports, have been read.
 func (src *source) readExports(s *Snapshot) (more, known bool) {
-	more = src.exports.take(func(c *kube.Change[mcs.Export]) {
+	more = src.exports.Take(func(c *kube.Change[mcs.Export]) {
 		if k, is := importKey(c.Key); is {
 			s.export(src.id, k, c.After)
 		}
 	})
 	if src.exports.Len() > 0 {
-		src.gate.open()
+		src.gate.Open()
 	}
-	return more, src.exports.synced && (!src.gate.isOpen() || src.origins.synced && src.slices.synced)
+	return more, src.exports.Complete && (!src.gate.IsOpen() || src.origins.Complete && src.slices.Complete)
 }
 
 // detectEvery is the interval of looking whether the API can be implemented by now.
@@ -220,7 +184,7 @@ const detectEvery = 30 * time.Second
 // other implementations install the same CRDs.
 type detector struct {
 	client kube.Client
-	served *gate
+	served *feeds.Gate
 	notify func()
 	log    errlog.Log
 }
@@ -235,7 +199,7 @@ func (d *detector) Run(ctx context.Context) error {
 		d.log.Note(ctx, err)
 		if err == nil {
 			d.log.Logger.InfoContext(ctx, "the Multi-Cluster Services API is on")
-			d.served.open()
+			d.served.Open()
 			d.notify()
 			<-ctx.Done() // The end of a task is the end of the program.
 			return nil

@@ -14,6 +14,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 )
 
@@ -61,67 +62,16 @@ func endpointsOf(namespace string) func(kube.Client) kube.Resource[*corev1.Endpo
 	}
 }
 
-// tap returns the changes of a feed in parts, so that a feed with many changes doesn't delay
-// those of others.
-//
-//	Stale()      ________/-------------\_________
-//	listed again                       |
-//	returned                           |........|
-//	stale        ________/----------------------\_
-type tap[T any] struct {
-	feed[T]
-	left   []kube.Change[T]
-	synced bool // all changes of the first list have been returned
-	// stale is whether the returned objects are; renewed is whether left is from a new list.
-	stale, renewed bool
-}
-
-// feed is a kube.Feed.
-type feed[T any] interface {
-	run.Task
-	health
-	Len() int
-	Changes() ([]kube.Change[T], bool)
-}
-
-// partOfTap is the maximum number of changes per part.
-const partOfTap = 256
-
-func newTap[T any](cfg kube.WatchConfig[*T]) *tap[T] { return &tap[T]{feed: kube.NewFeed(cfg)} }
-
-// take calls each for the next part, and reports whether there are further ones.
-func (t *tap[T]) take(each func(c *kube.Change[T])) (more bool) {
-	// In this order: if it isn't stale, the list is complete before Changes is called.
-	stale, first, fetched := t.Stale(), false, len(t.left) == 0
-	if fetched {
-		t.left, first = t.Changes()
-		first = first && !t.synced
-	}
-	t.renewed = !stale && (t.renewed || fetched)
-	n := min(len(t.left), partOfTap)
-	if first {
-		n = len(t.left) // nothing is computed before it is synced
-	}
-	for i := range t.left[:n] {
-		each(&t.left[i])
-	}
-	t.left = t.left[n:]
-	t.synced = t.synced || first
-	more = len(t.left) > 0
-	t.stale = stale || t.stale && (more || !t.renewed)
-	return more
-}
-
 // source has the feeds of the origins of one kind of one cluster, and of their slices.
 type source struct {
 	id      setID
-	origins *tap[Origin]
-	slices  *tap[OriginSlice]
+	origins *feeds.Tap[Origin]
+	slices  *feeds.Tap[OriginSlice]
 	drain   *kube.Feed[drainMark] // nil for mirrored origins
 	// exports are those of exported origins. Origins and slices are read once there is one, and
 	// the gate is open.
-	exports *tap[mcs.Export]
-	gate    *gate
+	exports *feeds.Tap[mcs.Export]
+	gate    *feeds.Gate
 }
 
 // sourceConfig has the selectors of a source, and its names in metrics and logs.
@@ -175,7 +125,7 @@ func (c *Controller) newSourceOf(id setID, client func() (kube.Client, error), r
 	if remote != nil {
 		services.Bounds, endpoints.Bounds = remote.Bounds, remote.Bounds
 	}
-	src := &source{id: id, origins: newTap(services), slices: newTap(endpoints)}
+	src := &source{id: id, origins: feeds.NewTap(services), slices: feeds.NewTap(endpoints)}
 	if id.kind == merged {
 		src.drain = c.newDrain(id, client, services.Bounds)
 	}
@@ -190,36 +140,36 @@ func (src *source) read(s *Snapshot, zonesKnown bool) (more bool) {
 	if src.exports != nil {
 		put = s.exportable
 	}
-	origins := src.origins.take(func(c *kube.Change[Origin]) {
+	origins := src.origins.Take(func(c *kube.Change[Origin]) {
 		o := c.After
 		if o == nil {
 			o = c.Before
 		}
 		put(src.id, o.Key, c.After)
 	})
-	slices := src.slices.take(func(c *kube.Change[OriginSlice]) { s.slice(src.id, c.Before, c.After) })
-	exports, synced, stale := false, src.origins.synced && src.slices.synced, src.origins.stale || src.slices.stale
+	slices := src.slices.Take(func(c *kube.Change[OriginSlice]) { s.slice(src.id, c.Before, c.After) })
+	exports, synced, stale := false, src.origins.Complete && src.slices.Complete, src.origins.Outdated || src.slices.Outdated
 	if src.exports != nil {
-		if exports, synced = src.readExports(s); !src.gate.isOpen() {
+		if exports, synced = src.readExports(s); !src.gate.IsOpen() {
 			stale = false
 		}
-		stale = stale || src.exports.stale
+		stale = stale || src.exports.Outdated
 	}
-	known := zonesKnown && (src.readDrain(s) || src.gate != nil && !src.gate.isOpen())
+	known := zonesKnown && (src.readDrain(s) || src.gate != nil && !src.gate.IsOpen())
 	s.contact(src.id, synced && known, stale)
 	return origins || slices || exports
 }
 
 // tasks returns the feeds of a source. served is open when the local cluster serves the API of
 // exports.
-func (src *source) tasks(served *gate) []run.Task {
+func (src *source) tasks(served *feeds.Gate) []run.Task {
 	tasks := []run.Task{src.origins, src.slices}
 	if src.exports != nil {
-		tasks = []run.Task{behind{src.exports, served}, behind{src.origins, src.gate}, behind{src.slices, src.gate}}
+		tasks = []run.Task{feeds.Behind{Task: src.exports, Gate: served}, feeds.Behind{Task: src.origins, Gate: src.gate}, feeds.Behind{Task: src.slices, Gate: src.gate}}
 	}
 	switch {
 	case src.drain != nil && src.exports != nil:
-		tasks = append(tasks, behind{src.drain, src.gate})
+		tasks = append(tasks, feeds.Behind{Task: src.drain, Gate: src.gate})
 	case src.drain != nil:
 		tasks = append(tasks, src.drain)
 	}

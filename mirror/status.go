@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 )
 
 // maxListed is the maximum number of entries of each list in a Status.
@@ -231,11 +232,11 @@ func (c *Controller) clusterStatus(t totals) []status.MirrorCluster {
 			i, all = len(all), append(all, cs)
 		}
 		if src.exports != nil {
-			if !c.multi.served.isOpen() {
+			if !c.multi.served.IsOpen() {
 				continue
 			}
 			all[i].Watches = append(all[i].Watches, watchStatus(src.exports, "service exports"))
-			if !src.gate.isOpen() {
+			if !src.gate.IsOpen() {
 				continue // nothing else is read of a cluster that exports nothing
 			}
 		}
@@ -246,16 +247,7 @@ func (c *Controller) clusterStatus(t totals) []status.MirrorCluster {
 	return all
 }
 
-// health is the status of a feed.
-type health interface {
-	Synced() bool
-	Stale() bool
-	LastContact() time.Time
-	Err() error
-	OverQuota() error
-}
-
-func watchStatus(w health, kind string) status.Watch {
+func watchStatus(w feeds.Health, kind string) status.Watch {
 	s := status.Watch{Kind: kind, Synced: w.Synced(), Stale: w.Stale()}
 	if last := w.LastContact(); !last.IsZero() {
 		s.LastContact = &last
