@@ -61,9 +61,9 @@ func (s *story) step(lines []string) string {
 	}
 	text, version := s.text(), s.version
 	// A restart changes nothing.
-	drained, departed, minimum := s.world.drained, s.departed, s.localMinimum
+	drained, departed, minimum := s.drained, s.departed, s.localMinimum
 	s.again()
-	s.world.drained, s.departed, s.localMinimum = drained, departed, minimum
+	s.drained, s.departed, s.localMinimum = drained, departed, minimum
 	if s.settle(s.t); s.version != version {
 		s.t.Errorf("a restart wrote %d objects", s.version-version)
 	}
@@ -138,7 +138,7 @@ func (s *story) restarts(clusters []string) {
 			s.clusters = append(s.clusters, clusterConfig{name: name, prefix: prefix, local: !remote})
 		}
 	}
-	s.world.restart(s.clusters...)
+	s.restart(s.clusters...)
 	s.paths, s.legacy, s.localMinimum = withdrawal.New[ID](), before.legacy, before.localMinimum
 	if len(clusters) > 0 {
 		s.setRemoveAt(time.Unix(1e9, 0))
@@ -227,7 +227,7 @@ func (s *story) cluster(name, what string, rest []string) bool {
 	case "bounds":
 		set := texttest.Fields(strings.Join(rest, " "))
 		s.clusters[at].bounds = Bounds{Services: s.number(set["services"]), Slices: s.number(set["slices"]), Addresses: s.number(set["addresses"])}
-		s.world.restart(s.clusters...)
+		s.restart(s.clusters...)
 		for _, id := range s.order {
 			s.contact(id, true, false)
 		}

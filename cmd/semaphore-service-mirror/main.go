@@ -81,7 +81,7 @@ func prepare(cfg config.Mirror, log *slog.Logger) (*manager.Manager, error) {
 	}
 	controller := mirror.New(settings)
 	m.Registry.MustRegister(controller.Metrics(), watches, requests)
-	return m, m.Manage(controller, cfg.LeaderElection, cfg.Namespace, name, func() any {
+	err = m.Manage(controller, cfg.LeaderElection, cfg.Namespace, name, func() any {
 		s := controller.Status()
 		s.Version, s.Cluster, s.NotServed, s.Credentials = process.Build(), cfg.ClusterName, m.Servers.Failing(), m.Trials.Report()
 		if m.Replica.Elected() {
@@ -95,4 +95,5 @@ func prepare(cfg config.Mirror, log *slog.Logger) (*manager.Manager, error) {
 		}
 		return s
 	})
+	return m, err
 }

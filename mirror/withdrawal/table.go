@@ -307,6 +307,8 @@ func (p *Table[K]) Origins(n Node) iter.Seq[K] { return maps.Keys(p.origins[n]) 
 // ReadFailed records that reading reports failed: renewals may have been missed.
 func (p *Table[K]) ReadFailed(now time.Time) { p.readFailed = now }
 
-// Ready returns the number of ready local nodes, and Reports that of their reports.
-func (p *Table[K]) Ready() int   { return len(p.ready) }
+// Ready returns the number of ready local nodes.
+func (p *Table[K]) Ready() int { return len(p.ready) }
+
+// Reports returns the number of reports of ready local nodes.
 func (p *Table[K]) Reports() int { return len(p.counted) }

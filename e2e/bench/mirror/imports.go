@@ -65,7 +65,7 @@ func (b *bench) serveImports(ctx context.Context) error {
 			}
 		}
 	}
-	return b.Local.Apply(ctx, filepath.Join(root, "deploy/service-mirror/mcs/rbac.yaml"))
+	return b.Local.Apply(ctx, filepath.Join(root, "deploy", "service-mirror", "mcs", "rbac.yaml"))
 }
 
 // mirrorsOnly makes the program's next process mirror services, and importsOnly import those that
