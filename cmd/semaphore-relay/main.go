@@ -3,32 +3,64 @@
 package main
 
 import (
-	"context"
 	"log/slog"
 	"os"
-	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/manager"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/peers/relay"
 )
 
-// grace bounds the shutdown of tasks after a signal.
-const grace = 10 * time.Second
-
 func main() {
+	command := relay.StatusCommand()
 	program := run.Program[config.Relay]{
-		Name: "semaphore-relay", Load: config.LoadRelay, Run: serve, Status: statusCommand().Main, Probe: statusCommand().Probe,
+		Name: command.Program, Load: config.LoadRelay, Run: serve, Status: command.Main, Probe: command.Probe,
 	}
 	os.Exit(program.Main(os.Args[1:]))
 }
 
 func serve(cfg config.Relay, log *slog.Logger) error {
-	p, err := newProgram(cfg, log)
+	m, err := prepare(cfg, log)
 	if err != nil {
 		return err
 	}
-	log.Info("starting", "version", process.Build(), "cluster", cfg.ClusterName, "remotes", len(cfg.Remotes))
-	defer process.Ballast()()
-	return run.Run(context.Background(), log, grace, p.tasks()...)
+	return m.Run()
+}
+
+// prepare makes no request.
+func prepare(cfg config.Relay, log *slog.Logger) (*manager.Manager, error) {
+	m, err := manager.New(manager.Config{
+		Base: cfg.Base, Program: "semaphore-relay", Cluster: cfg.ClusterName, Logger: log,
+		FromRemotes: []string{"/api/v1/nodes?limit=1"}, FromLocal: []string{"/version"},
+	})
+	if err != nil {
+		return nil, err
+	}
+	settings := relay.Config{
+		Cluster: cfg.ClusterName, Client: m.Client, Namespace: cfg.Namespace, Logger: log,
+		Metrics: relay.NewMetrics(), Watches: kube.NewMetrics("semaphore_relay", "semaphore_relay_watch_failures_total"),
+	}
+	for i := range cfg.Remotes {
+		r := &cfg.Remotes[i]
+		client, bounds := m.Remote(r)
+		settings.Remotes = append(settings.Remotes, relay.RemoteConfig{Name: r.Name, Client: client, Bounds: bounds, MaxPrefixes: r.MaxPrefixes})
+	}
+	controller := relay.New(settings)
+	report := func() any {
+		s := controller.Status()
+		s.Version, s.Leading, s.Leader = process.Build(), m.Replica.Leads(), m.Replica.Leader()
+		s.NotServed, s.Credentials = m.Servers.Failing(), m.Trials.Report()
+		if err := m.Replica.Err(); err != nil {
+			s.ElectionError = err.Error()
+		}
+		return s
+	}
+	if err := m.Manage(controller, cfg.LeaderElection, cfg.Namespace, "semaphore-relay", report); err != nil {
+		return nil, err
+	}
+	m.Registry.MustRegister(settings.Metrics, settings.Watches, relay.NewCollector(controller), m.Replica.Collector("semaphore_relay"))
+	return m, nil
 }

@@ -259,8 +259,8 @@ func (c *Controller) everything() {
 	}
 }
 
-// Watches returns the tasks of every replica, which observe the state.
-func (c *Controller) Watches() []run.Task {
+// Tasks returns the tasks of every replica, which observe the state.
+func (c *Controller) Tasks() []run.Task {
 	tasks := []run.Task{c.objects, c.loop}
 	for _, s := range c.order {
 		tasks = append(tasks, s.nodes, s.server, s.loop)

@@ -58,7 +58,7 @@ func start(t *testing.T, aws, gcp *kubetest.API) *rig {
 		}}
 	}
 	r.Controller = New(cfg)
-	r.stop = kubetest.Run(t, r.Watches(), r.Lead)
+	r.stop = kubetest.Run(t, r.Tasks(), r.Lead)
 	return r
 }
 

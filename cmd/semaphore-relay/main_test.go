@@ -12,12 +12,12 @@ import (
 // TestMetricsAreDocumented holds the program's metrics against docs/metrics.md.
 func TestMetricsAreDocumented(t *testing.T) {
 	access := kubetest.DeadAccess(t)
-	p, err := newProgram(config.Relay{
+	p, err := prepare(config.Relay{
 		Base:           config.Base{ClusterName: "aws", Local: access, Remotes: []config.Remote{{Name: "gcp", Access: access}}},
 		LeaderElection: true, Namespace: "sys-semaphore",
 	}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	docs.CheckMetrics(t, p.registry, "semaphore_relay_")
+	docs.CheckMetrics(t, p.Registry, "semaphore_relay_")
 }

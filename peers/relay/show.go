@@ -1,4 +1,4 @@
-package main
+package relay
 
 import (
 	"maps"
@@ -10,8 +10,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 )
 
-// statusCommand is "semaphore-relay status".
-func statusCommand() report.Command[status.Relay] {
+// StatusCommand is "semaphore-relay status".
+func StatusCommand() report.Command[status.Relay] {
 	return report.Command[status.Relay]{Program: "semaphore-relay", Address: ":8081", Show: showReport}
 }
 

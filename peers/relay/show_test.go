@@ -1,4 +1,4 @@
-package main
+package relay
 
 import (
 	"testing"
@@ -20,7 +20,7 @@ func wellReport() status.Relay {
 }
 
 func TestStatusForPeople(t *testing.T) {
-	got := reporttest.Run(t, statusCommand(), wellReport())
+	got := reporttest.Run(t, StatusCommand(), wellReport())
 	const want = `semaphore-relay v1.2.3
 cluster aws
 this replica writes
@@ -42,7 +42,7 @@ func TestStatusOfFaults(t *testing.T) {
 	gcp := &rep.Clusters[1]
 	gcp.Incomplete, gcp.Failing = "no index", map[string]string{"gcp.p0": "update gcp.p0: forbidden"}
 	gcp.Overridden = []status.Override{{Object: "gcp.p1", By: "kubectl-edit", Since: reporttest.Now, Next: reporttest.Now.Add(time.Minute)}}
-	got := reporttest.Run(t, statusCommand(), rep)
+	got := reporttest.Run(t, StatusCommand(), rep)
 	const want = `semaphore-relay v1.2.3
 cluster aws
 this replica writes
