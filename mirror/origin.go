@@ -194,6 +194,7 @@ func trimSlice(s *discoveryv1.EndpointSlice) (*OriginSlice, bool) {
 	}
 	trimmed := &OriginSlice{Name: s.Name, Service: Key{s.Namespace, service}, Family: s.AddressType}
 	trimmed.Ports = named(s.Ports)
+	trimmed.Endpoints = make([]Endpoint, 0, len(s.Endpoints)) // growing takes up to twice the memory
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
 		if len(e.Addresses) == 0 {
