@@ -161,13 +161,17 @@ func (e *example) documents(t *testing.T) {
 	commands, err := docs.Commands(docs.Example)
 	must(t, err)
 	e.originalDaemonSet(t)
+	const mirror = "aws-default-73736d-fluentd"
+	// Without labels, by which commands before those that read it delete all mirrors.
+	e.kubectl(t, e.clusters[0], "-n", systemNamespace, "create", "service", "clusterip", mirror, "--tcp=80")
+	defer e.kubectl(t, e.clusters[0], "-n", systemNamespace, "delete", "service", mirror)
 	for i, c := range commands {
 		node := e.clusters[0].Nodes()[0].Name
 		if regexp.MustCompile(`--context[ =]` + e.clusters[1].Name).MatchString(c.Text) {
 			node = e.clusters[1].Nodes()[0].Name
 		}
 		// Commands in pipelines need other arguments.
-		command, _, _ := strings.Cut(strings.NewReplacer("NODE", node, "MIRROR", "aws-default-73736d-fluentd").Replace(c.Text), " | ")
+		command, _, _ := strings.Cut(strings.NewReplacer("NODE", node, "MIRROR", mirror).Replace(c.Text), " | ")
 		if strings.Contains(command, "-cleanup") || strings.Contains(command, " delete -k ") {
 			continue
 		}
