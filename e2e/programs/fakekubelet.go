@@ -53,6 +53,7 @@ type fakePod struct {
 	volumes  map[string]string
 	ready    bool
 	sources  string // of the environment, in the template
+	err      error  // of its start
 }
 
 // StartFakeKubelet runs the workloads of clusters with these binaries, by their names in the image.
@@ -159,12 +160,19 @@ func (s *FakeKubelet) run(ctx context.Context, node *testbed.Node, name string, 
 	if p == nil {
 		p = &fakePod{cluster: node.Cluster, node: node, host: &node.Host, volumes: map[string]string{}}
 		if err := p.start(ctx, filepath.Join(s.dir, node.Cluster.Name, name), name, template, s.binaries); err != nil {
-			*errs = append(*errs, fmt.Errorf("%s: %w", key, err))
-			return 0
+			if p.object == nil || p.object.UID == "" {
+				*errs = append(*errs, fmt.Errorf("%s: %w", key, err))
+				return 0
+			}
+			p.err = err // The pod exists: it can't be started again.
 		}
 		s.mu.Lock()
 		s.pods[key] = p
 		s.mu.Unlock()
+	}
+	if p.err != nil {
+		*errs = append(*errs, fmt.Errorf("%s: %w", key, p.err))
+		return 0
 	}
 	if err := p.restart(ctx, template); err != nil {
 		*errs = append(*errs, fmt.Errorf("%s: %w", key, err))
