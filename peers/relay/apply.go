@@ -7,7 +7,6 @@ import (
 	"hash/fnv"
 	"time"
 
-	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -15,18 +14,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 	"github.com/kube-semaphore/kube-semaphore/peers/shards"
-)
-
-// Bounds of writes. Each is sent to all agents: 5,000 agents and 5 writes a second of 16
-// nodes take 92 MB/s and 1.5 cores of the API server.
-const (
-	// writesPerSecond and writesAtOnce limit the writes for one cluster.
-	writesPerSecond, writesAtOnce = rate.Limit(5), 20
-	// writeSpacing is the minimum interval between the starts of two writes of one object.
-	// Changes meanwhile share a write.
-	writeSpacing = 250 * time.Millisecond
-	// shrinkWait delays writes that only remove nodes, so that they come after others.
-	shrinkWait = time.Second
 )
 
 // fieldManager is ours in metadata.managedFields.
@@ -61,31 +48,35 @@ func (c *Controller) apply(ctx context.Context, key Key) error {
 			return err
 		}
 	}
-	if !matches(have, want) {
+	wrote := !matches(have, want)
+	if wrote {
 		if waits, err := c.change(ctx, key, have, want); err != nil || waits {
 			return err
 		}
 	}
-	c.next(key, plan)
+	switch {
+	case key.Shard == "":
+		c.write(0, c.surplus(key.Cluster, plan)...)
+	case wrote:
+		c.write(0, Key{Cluster: key.Cluster})
+	}
 	return nil
 }
 
-// next schedules what is due after a write: the index after shards, and other shards' removal
-// after the index.
-func (c *Controller) next(key Key, plan *shards.Plan) {
-	if key.Shard != "" {
-		c.write(0, Key{Cluster: key.Cluster})
-		return
-	}
+// surplus returns the existing shards of a cluster that are not desired: they are removed after
+// the write of the index.
+func (c *Controller) surplus(cluster string, plan *shards.Plan) (keys []Key) {
 	desired := map[string]struct{}{}
 	for _, shard := range plan.Shards() {
 		desired[shard] = struct{}{}
 	}
-	for _, shard := range c.shardsOf(key.Cluster) {
-		if _, is := desired[shard]; !is {
-			c.write(0, Key{key.Cluster, shard})
+	for _, shard := range c.shardsOf(cluster) {
+		key := Key{cluster, shard}
+		if _, is := desired[shard]; !is && c.get(key) != nil {
+			keys = append(keys, key)
 		}
 	}
+	return keys
 }
 
 // matches reports whether an object is as desired.
@@ -116,6 +107,7 @@ func (c *Controller) change(ctx context.Context, key Key, have *v1alpha1.Wiregua
 		}
 	}
 	verb, stored, err := c.put(ctx, key, have, want)
+	c.pace.wrote(key, time.Now())
 	c.Metrics.wrote(key.Cluster, verb, err)
 	if err == nil {
 		var fields []string

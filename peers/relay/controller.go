@@ -72,6 +72,7 @@ type Controller struct {
 	sources map[string]*source // by cluster
 	order   []*source          // the local cluster first
 	known   atomic.Bool        // the objects have been listed
+	pace    pace
 
 	mu     sync.Mutex
 	have   map[string]map[string]struct{} // existing shards by cluster, with the index
@@ -176,7 +177,7 @@ func (c *Controller) follow(context.Context) error {
 				continue
 			}
 			key := Key{o.Spec.Cluster, o.Spec.Shard}
-			keys = append(keys, key)
+			keys = append(keys, key, Key{Cluster: key.Cluster})
 			c.exists(key, change.After != nil)
 		}
 	}
@@ -273,7 +274,7 @@ func (c *Controller) Lead(ctx context.Context) error {
 	writer := keep.NewWriter(keep.WriterConfig[Key]{
 		Name: v1alpha1.Resource, Apply: c.apply, Tenant: func(k Key) string { return k.Cluster },
 		// The limit of a cluster's writes makes more workers wait only.
-		Workers: 1, Spacing: func(Key) time.Duration { return writeSpacing },
+		Workers: 1, Spacing: func(key Key) time.Duration { return c.pace.wait(key, time.Now()) },
 		Observe: c.Metrics.observe, Logger: c.Logger,
 	})
 	c.lead(writer)

@@ -4,12 +4,15 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/time/rate"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -297,7 +300,7 @@ func TestWritesAreBounded(t *testing.T) {
 		}
 		n := writes(aws) - before
 		t.Logf("%d writes in %d s", n, seconds)
-		if most := writesAtOnce + int(writesPerSecond)*(seconds+1); n > most {
+		if most := writesAtOnce + int(fastest)*(seconds+1); n > most {
 			t.Errorf("%d writes in %d s, at most %d are allowed", n, seconds, most)
 		}
 		for n := range 300 {
@@ -306,6 +309,80 @@ func TestWritesAreBounded(t *testing.T) {
 		elapse(2 * time.Minute)
 		r.wants(t, 300)
 	})
+}
+
+// TestChangesAreWrittenSoon has 1,000 nodes, of which 20 a second change.
+func TestChangesAreWrittenSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
+		const nodes, changes = 1000, 600
+		for n := range nodes {
+			aws.Put(t, "nodes", &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("aws-%d", n)}})
+		}
+		fill(t, gcp, nodes)
+		r := start(t, aws, gcp)
+		elapse(2 * time.Minute)
+		r.wants(t, nodes)
+		var mu sync.Mutex
+		changed, took := map[string]time.Time{}, []time.Duration{}
+		aws.Hook(func(h *kubetest.Hooks) {
+			h.Answer = func(q kubetest.Request) {
+				var o v1alpha1.WireguardPeers
+				if q.Resource != v1alpha1.Resource || !aws.Get(v1alpha1.Resource, namespace, q.Name, &o) {
+					return
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				for _, p := range o.Spec.Peers {
+					if at, is := changed[p.Endpoint]; is {
+						took = append(took, time.Since(at))
+						delete(changed, p.Endpoint)
+					}
+				}
+			}
+		})
+		random := rand.New(rand.NewPCG(1, 37))
+		for i := range changes {
+			mu.Lock()
+			changed[fmt.Sprintf("10.23.%d.%d:51820", i>>8, i&255)] = time.Now()
+			mu.Unlock()
+			gcp.Put(t, "nodes", node(random.IntN(nodes), moved(i)))
+			elapse(50 * time.Millisecond)
+		}
+		elapse(time.Second)
+		slices.Sort(took)
+		if len(took) < changes*99/100 {
+			t.Fatalf("%d of %d changes were written", len(took), changes)
+		}
+		p50, p99 := took[len(took)/2], took[len(took)*99/100]
+		t.Logf("p50 %v, p99 %v, at most %v", p50, p99, took[len(took)-1])
+		if p99 > 50*time.Millisecond {
+			t.Errorf("p99 is %v", p99)
+		}
+	})
+}
+
+// TestLimits: the rate of writes falls with the number of agents that get them.
+func TestLimits(t *testing.T) {
+	for agents, want := range map[int]rate.Limit{0: 25, 100: 25, 1000: 25, 2500: 10, 5000: 5, 20000: 5} {
+		if got := limitFor(agents); got != want {
+			t.Errorf("%d agents: %v writes a second, want %v", agents, got, want)
+		}
+	}
+	now, p := time.Now(), pace{}
+	key := Key{"gcp", "p"}
+	if wait := p.wait(key, now); wait > 0 {
+		t.Errorf("the first write waits %v", wait)
+	}
+	for i, want := range []time.Duration{0, 0, writeSpacing, 2 * writeSpacing} {
+		p.wrote(key, now)
+		if got := p.wait(key, now); got != want {
+			t.Errorf("after %d writes the next one waits %v, want %v", i+1, got, want)
+		}
+	}
+	if p.wait(key, now.Add(time.Second)) > 0 || len(p.paid) > 0 {
+		t.Errorf("after a second %v is left", p.paid)
+	}
 }
 
 // TestHostileNodes: what a remote publishes reaches objects only in valid form.

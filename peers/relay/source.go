@@ -46,7 +46,7 @@ type source struct {
 func newSource(c *Controller, cluster string, client func() (kube.Client, error), cfg kube.WatchConfig[*shards.Node]) *source {
 	s := &source{
 		cluster: cluster, c: c, trigger: reconcile.NewTrigger(), members: map[string]*shards.Node{},
-		limiter: rate.NewLimiter(writesPerSecond, writesAtOnce),
+		limiter: rate.NewLimiter(slowest, writesAtOnce),
 	}
 	s.server = kube.NewServer(kube.ServerConfig{Cluster: cluster, StaleAfter: staleAfter, Ping: kube.Ping(client), Logger: c.Logger})
 	cfg.Cluster, cfg.Kind, cfg.Server, cfg.Object = cluster, "nodes", s.server, &corev1.Node{}
@@ -78,6 +78,11 @@ func (s *source) pass(context.Context) error {
 	plan := shards.Desired(s.cluster, slices.Collect(maps.Values(s.members)), s.c.shardsOf(s.cluster))
 	s.plan.Store(plan)
 	s.count.Store(int64(len(s.members)))
+	if s.cluster == s.c.Cluster {
+		for _, other := range s.c.order {
+			other.limiter.SetLimit(limitFor(len(s.members)))
+		}
+	}
 	change := plan.Since(before)
 	s.c.write(0, s.keys(change.Written)...)
 	s.c.write(shrinkWait, s.keys(change.Shrunk)...)
