@@ -141,7 +141,9 @@ func TestPodPrefixes(t *testing.T) {
 	}
 	everybody := append([]*testbed.Pod{plain, first, second, borrowed}, cloud...)
 	connected(t, everybody...)
-	waitPrefixes(t, aws1, "none")
+	own, err := aws1.Object(t.Context())
+	must(t, err)
+	waitPrefixes(t, aws1, strings.Join(own.Spec.PodCIDRs, ","))
 	waitPrefixes(t, gcp1, "10.4.100.0/26,10.4.102.0/26")
 	waitPrefixes(t, gcp2, "10.4.100.9/32,10.4.101.0/26,fd00:10:4:101::/122")
 	waitPrefixes(t, merit1, "10.6.200.4/31,10.6.201.7/32")
