@@ -284,7 +284,7 @@ func (c *relayedCluster) Err() error {
 		return err
 	}
 	if why := c.known.Load().incomplete; why != "" {
-		return fmt.Errorf("the nodes in semaphore-relay's objects are incomplete, the last known ones stay: %s", why)
+		return fmt.Errorf("incomplete, the last known nodes stay: %s", why)
 	}
 	return nil
 }

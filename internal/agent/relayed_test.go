@@ -263,6 +263,9 @@ func TestWhatIsSilent(t *testing.T) {
 			rep.RemotesFrom = config.RemotesFromRelay
 			rep.Relay = map[string]status.RelayContact{"aws": contact(lease(c.aws), now), "gcp": contact(lease(c.gcp), now)}
 			out := reporttest.Run(t, statusCommand(), rep).Stdout
+			if !strings.Contains(out, " relay ") {
+				t.Errorf("where the peers are from isn't shown:\n%s", out)
+			}
 			for _, text := range []string{"remote gcp is silent", "semaphore-relay is gone"} {
 				if strings.Contains(out, text) != (text == c.want) {
 					t.Errorf("%s", out)

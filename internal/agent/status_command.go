@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
@@ -58,7 +59,7 @@ func showReport(p *report.Page, rep *status.Agent) {
 	rejected := p.Table("REMOTE", "REJECTED NODE", "WHAT", "REASON", "DETAIL")
 	for i := range rep.Remotes {
 		r := &rep.Remotes[i]
-		showRemote(p, remotes, r)
+		showRemote(p, remotes, r, rep.RemotesFrom == config.RemotesFromRelay)
 		showStopped(p, r, rep.Exit.State == status.FilterEnforced)
 		showPeers(p, nodes, r)
 		for _, no := range r.Rejected {
@@ -183,12 +184,19 @@ func packets(packets *uint64) string {
 	return strconv.FormatUint(*packets, 10)
 }
 
-func showRemote(p *report.Page, t *report.Table, r *status.Remote) {
+func showRemote(p *report.Page, t *report.Table, r *status.Remote, relayed bool) {
+	from, server := r.Source, "API server"
+	if relayed {
+		server = "semaphore-relay's objects"
+		if from == string(peers.SourceAPI) {
+			from = "relay"
+		}
+	}
 	count := map[paths.Health]int{}
 	for i := range r.Peers {
 		count[paths.Health(r.Peers[i].Health)]++
 	}
-	t.Row(r.Name, p.Age(r.API.LastContact), r.Source, r.Device.Name, r.Device.Backend,
+	t.Row(r.Name, p.Age(r.API.LastContact), from, r.Device.Name, r.Device.Backend,
 		strconv.Itoa(r.Device.ListenPort), strconv.Itoa(r.Device.MTU),
 		strconv.Itoa(count[paths.HealthUp]), strconv.Itoa(count[paths.HealthConnecting]), strconv.Itoa(count[paths.HealthWaiting]),
 		strconv.Itoa(count[paths.HealthSilent]), strconv.Itoa(count[paths.HealthDown]),
@@ -201,7 +209,7 @@ func showRemote(p *report.Page, t *report.Table, r *status.Remote) {
 	}
 	switch {
 	case r.API.Error != "":
-		p.Failing(what+": API server", r.API.Error)
+		p.Failing(what+": "+server, r.API.Error)
 	case !r.API.Synced:
 		p.Wrong("%s: its nodes have not been read since start", what)
 	default:
