@@ -111,12 +111,12 @@ func (e *example) shell(t *testing.T, name, command string) (string, error) {
 	t.Helper()
 	root, err := tools.Root(t.Context())
 	must(t, err)
-	return shell(t, e.testbed, e.clusters[0].Nodes()[0], root, name, command)
+	return shell(t, e.testbed, e.clusters[0].Nodes()[0], program(t, "semaphorectl"), root, name, command)
 }
 
-// shell runs a command in a folder, with kubectl, semaphorectl and a kubeconfig that has a context
-// for each cluster, the first one by default. It returns what the command printed.
-func shell(t *testing.T, tb *testbed.Testbed, node *testbed.Node, dir, name, command string) (string, error) {
+// shell runs a command in a folder, with kubectl, a semaphorectl and a kubeconfig that has a
+// context for each cluster, the first one by default. It returns what the command printed.
+func shell(t *testing.T, tb *testbed.Testbed, node *testbed.Node, semaphorectl, dir, name, command string) (string, error) {
 	t.Helper()
 	kubeconfig, err := tb.Kubeconfig()
 	must(t, err)
@@ -127,7 +127,7 @@ func shell(t *testing.T, tb *testbed.Testbed, node *testbed.Node, dir, name, com
 		Path: "/bin/bash",
 		Args: []string{"-euo", "pipefail", "-c", "cd " + dir + "\n" + command},
 		Env: []string{
-			"PATH=" + filepath.Dir(binaries[tools.Kubectl]) + ":" + filepath.Dir(program(t, "semaphorectl")) + ":" + os.Getenv("PATH"),
+			"PATH=" + filepath.Dir(binaries[tools.Kubectl]) + ":" + filepath.Dir(semaphorectl) + ":" + os.Getenv("PATH"),
 			"KUBECONFIG=" + kubeconfig,
 			"HOME=" + t.TempDir(),
 		},

@@ -44,7 +44,7 @@ func (m *imports) documents(t *testing.T, chapter string, do func(command string
 			continue
 		}
 		ran++
-		if out, err := shell(t, m.testbed, m.aws.Nodes()[0], dir, fmt.Sprintf("document-%d", c.Line), command); err != nil {
+		if out, err := shell(t, m.testbed, m.aws.Nodes()[0], m.binary, dir, fmt.Sprintf("document-%d", c.Line), command); err != nil {
 			t.Fatalf("%s\n%s\n%v\n%s", c, command, err, out)
 		}
 	}
