@@ -50,7 +50,7 @@ func newSource(c *Controller, cluster string, client func() (kube.Client, error)
 	}
 	s.server = kube.NewServer(kube.ServerConfig{Cluster: cluster, StaleAfter: staleAfter, Ping: kube.Ping(client), Logger: c.Logger})
 	cfg.Cluster, cfg.Kind, cfg.Server, cfg.Object = cluster, "nodes", s.server, &corev1.Node{}
-	cfg.Equal, cfg.Notify, cfg.Logger, cfg.Metrics = (*shards.Node).Equal, s.trigger.Fire, c.Logger, c.Config.Watches
+	cfg.Equal, cfg.Notify, cfg.Logger, cfg.Metrics = (*shards.Node).Equal, s.trigger.Fire, c.Logger, c.Watches
 	s.nodes = kube.NewFeed(cfg)
 	s.loop = reconcile.NewLoop(reconcile.Config{
 		Name: "nodes " + cluster, Trigger: s.trigger, Reconcile: s.pass, MinInterval: passSpacing, RestShare: restShare,
