@@ -1,9 +1,10 @@
 package mirror
 
 import (
-	"cmp"
 	"maps"
 	"slices"
+
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // Memo caches the results of Desired between snapshots, so that it only recomputes what may
@@ -11,11 +12,11 @@ import (
 // before has been written.
 type Memo struct {
 	services map[string]*Service // by name
-	byOrigin map[ID]*Service
+	byOrigin map[origin.ID]*Service
 	claims   map[string][]claim // by claimed name, sorted
-	claimed  map[ID]claim
-	ranks    map[Key][]string  // remotes of global services, the first accepted first
-	quotas   map[string]*quota // by remote
+	claimed  map[origin.ID]claim
+	ranks    map[origin.Key][]string // remotes of global services, the first accepted first
+	quotas   map[string]*quota       // by remote
 	// more: another pass may find quota for further services.
 	more bool
 }
@@ -29,8 +30,8 @@ func Desired(s *Snapshot, m *Memo) []Service {
 	origins, names, all := maps.Clone(s.origins), maps.Clone(s.names), s.all
 	if m.services == nil {
 		*m = Memo{
-			services: map[string]*Service{}, byOrigin: map[ID]*Service{}, claims: map[string][]claim{},
-			claimed: map[ID]claim{}, ranks: map[Key][]string{}, quotas: newQuotas(s),
+			services: map[string]*Service{}, byOrigin: map[origin.ID]*Service{}, claims: map[string][]claim{},
+			claimed: map[origin.ID]claim{}, ranks: map[origin.Key][]string{}, quotas: newQuotas(s),
 		}
 		all = true
 	}
@@ -41,10 +42,10 @@ func Desired(s *Snapshot, m *Memo) []Service {
 			}
 		}
 		for k := range s.local.globals {
-			origins[ID{Key: k}] = struct{}{}
+			origins[origin.ID{Key: k}] = struct{}{}
 		}
 		for k := range s.local.imported.keys() {
-			origins[ID{clusterSet, k}], names[k.String()] = struct{}{}, struct{}{}
+			origins[origin.ID{Cluster: origin.ClusterSet, Key: k}], names[k.String()] = struct{}{}, struct{}{}
 		}
 		maps.Copy(names, s.local.names())
 	}
@@ -70,14 +71,14 @@ func Desired(s *Snapshot, m *Memo) []Service {
 }
 
 // update recomputes origins, and adds the names of local services that change.
-func (m *Memo) update(s *Snapshot, origins map[ID]struct{}, names map[string]struct{}) {
+func (m *Memo) update(s *Snapshot, origins map[origin.ID]struct{}, names map[string]struct{}) {
 	m.admit(s, origins)
 	m.reclaim(s, origins)
 	m.compute(s, origins, names)
 }
 
 // reclaim updates the claims of origins, and adds origins whose names change by that.
-func (m *Memo) reclaim(s *Snapshot, origins map[ID]struct{}) {
+func (m *Memo) reclaim(s *Snapshot, origins map[origin.ID]struct{}) {
 	touched := map[string]struct{}{}
 	for id := range origins {
 		if id.Import() {
@@ -118,7 +119,7 @@ func (m *Memo) reclaim(s *Snapshot, origins map[ID]struct{}) {
 }
 
 // claimOf returns the claim of an origin to a name, if the origin is copied.
-func (m *Memo) claimOf(s *Snapshot, id ID) (claim, bool) {
+func (m *Memo) claimOf(s *Snapshot, id origin.ID) (claim, bool) {
 	c := claim{id: id, prefix: globalPrefix}
 	if id.Global() {
 		parts := m.parts(s, id.Key)
@@ -138,7 +139,7 @@ func (m *Memo) claimOf(s *Snapshot, id ID) (claim, bool) {
 }
 
 // copied returns an origin, or nil if it doesn't exist, isn't synced, or is rejected.
-func (m *Memo) copied(s *Snapshot, id setID, k Key) *Origin {
+func (m *Memo) copied(s *Snapshot, id setID, k origin.Key) *origin.Service {
 	set := s.sets[id]
 	if set == nil || !set.synced {
 		return nil
@@ -165,7 +166,7 @@ func (m *Memo) holds(s *Snapshot, c claim) bool {
 
 // name returns the local name of an origin, and the origin that has the claimed name
 // instead, if any. Empty: it is not copied.
-func (m *Memo) name(s *Snapshot, id ID) (name string, instead *ID) {
+func (m *Memo) name(s *Snapshot, id origin.ID) (name string, instead *origin.ID) {
 	if id.Import() {
 		return s.importName(m, id.Key), nil
 	}
@@ -183,9 +184,9 @@ func (m *Memo) name(s *Snapshot, id ID) (name string, instead *ID) {
 }
 
 // compute recomputes the services of origins, and adds their new and previous names.
-func (m *Memo) compute(s *Snapshot, origins map[ID]struct{}, names map[string]struct{}) {
-	ids := slices.SortedFunc(maps.Keys(origins), compareIDs)
-	before := map[ID]*Service{}
+func (m *Memo) compute(s *Snapshot, origins map[origin.ID]struct{}, names map[string]struct{}) {
+	ids := slices.SortedFunc(maps.Keys(origins), origin.CompareIDs)
+	before := map[origin.ID]*Service{}
 	for _, id := range ids {
 		if b := m.byOrigin[id]; b != nil {
 			before[id] = b
@@ -225,12 +226,6 @@ func (m *Memo) compute(s *Snapshot, origins map[ID]struct{}, names map[string]st
 	}
 }
 
-func compareIDs(a, b ID) int {
-	return cmp.Or(
-		cmp.Compare(a.Cluster, b.Cluster), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name),
-	)
-}
-
 // mirror fills in the mirror of one origin.
 func (b *builder) mirror(w *Service) {
 	set := b.s.sets[setID{w.Origin.Cluster, mirrored}]
@@ -241,7 +236,7 @@ func (b *builder) mirror(w *Service) {
 }
 
 // parts returns the parts of a global service by cluster, in the order of compareParts.
-func (m *Memo) parts(s *Snapshot, k Key) []*part {
+func (m *Memo) parts(s *Snapshot, k origin.Key) []*part {
 	var parts []*part
 	accepted := m.accepted(s, k)
 	for _, id := range s.order {
@@ -258,7 +253,7 @@ func (m *Memo) parts(s *Snapshot, k Key) []*part {
 	}
 	if own, missing, configured := remembered(s, k); len(missing) > 0 {
 		parts = append(parts, &part{
-			origin:     &Origin{Key: k, Spec: own.spec, LocalFirst: own.localFirst},
+			origin:     &origin.Service{Key: k, Spec: own.spec, LocalFirst: own.localFirst},
 			remembered: true, unconfigured: !configured,
 		})
 	}
@@ -268,7 +263,7 @@ func (m *Memo) parts(s *Snapshot, k Key) []*part {
 
 // remembered returns the local object of a global service, its clusters whose state is
 // unknown, and whether any of those is still configured.
-func remembered(s *Snapshot, k Key) (own *ObservedService, missing []string, configured bool) {
+func remembered(s *Snapshot, k origin.Key) (own *ObservedService, missing []string, configured bool) {
 	if own = s.local.global(k); own == nil {
 		return nil, nil, false
 	}
@@ -284,7 +279,7 @@ func remembered(s *Snapshot, k Key) (own *ObservedService, missing []string, con
 // accepted returns the remotes of a global service in the order of their acceptance: those
 // in the local object, which survives this process, and then those of the last decision,
 // which may not be written yet.
-func (m *Memo) accepted(s *Snapshot, k Key) []string {
+func (m *Memo) accepted(s *Snapshot, k origin.Key) []string {
 	before := m.ranks[k]
 	own := s.local.global(k)
 	if own == nil || len(own.accepted) == 0 {

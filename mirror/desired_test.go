@@ -16,6 +16,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // longName must be shortened. twin returns the name of a service whose mirror would have the same
@@ -23,7 +24,7 @@ import (
 var longName = strings.Repeat("n", 60)
 
 func twin(prefix, namespace, name string) string {
-	return strings.TrimPrefix(shortened(fullName(prefix, Key{namespace, name})), fullName(prefix, Key{Namespace: namespace}))
+	return strings.TrimPrefix(shortened(fullName(prefix, origin.Key{Namespace: namespace, Name: name})), fullName(prefix, origin.Key{Namespace: namespace}))
 }
 
 // step changes one object, or the state of contact, of a cluster.
@@ -32,7 +33,7 @@ func (w *world) step(r *rand.Rand) {
 	s := w.sets[id]
 	// Names that collide across prefixes and separators.
 	names := []string{"n", "n-73736d-n", "m", longName, twin("gl", "z", longName), twin("c1", "z", longName)}
-	k := Key{[]string{"y", "x-y", "x-y-73736d-n", "z"}[r.IntN(4)], names[r.IntN(len(names))]}
+	k := origin.Key{Namespace: []string{"y", "x-y", "x-y-73736d-n", "z"}[r.IntN(4)], Name: names[r.IntN(len(names))]}
 	switch r.IntN(15) {
 	case 12:
 		node := fmt.Sprintf("local-%d", r.IntN(2))
@@ -65,7 +66,7 @@ func (w *world) step(r *rand.Rand) {
 			}
 		}
 	case 6, 7:
-		o := newOrigin(k, int64(r.IntN(3)), 80+r.Int32N(2), Traits{Headless: r.IntN(4) == 0})
+		o := newOrigin(k, int64(r.IntN(3)), 80+r.Int32N(2), origin.Traits{Headless: r.IntN(4) == 0})
 		if r.IntN(2) == 0 {
 			o.Spec.Ports = append(o.Spec.Ports, tcp("metrics", 9090))
 		}
@@ -81,7 +82,7 @@ func (w *world) step(r *rand.Rand) {
 	case 9:
 		w.drift(r)
 	default:
-		sl := &OriginSlice{Name: fmt.Sprintf("slice-%d", r.IntN(6)), Service: k, Family: discoveryv1.AddressTypeIPv4}
+		sl := &origin.Slice{Name: fmt.Sprintf("slice-%d", r.IntN(6)), Service: k, Family: discoveryv1.AddressTypeIPv4}
 		six := r.IntN(2) == 0
 		if six {
 			sl.Name, sl.Family = sl.Name+"-six", discoveryv1.AddressTypeIPv6
@@ -96,16 +97,16 @@ func (w *world) step(r *rand.Rand) {
 			if six {
 				address = netip.MustParseAddr(fmt.Sprintf("fd00:%d::%x", second, last))
 			}
-			sl.Endpoints = append(sl.Endpoints, Endpoint{
+			sl.Endpoints = append(sl.Endpoints, origin.Endpoint{
 				Address: address,
-				Ready:   Condition(r.IntN(3)),
+				Ready:   origin.Condition(r.IntN(3)),
 				Node:    []string{"", "n1", "n2"}[r.IntN(3)],
 				Target:  uint64(r.IntN(3)),
 			})
 		}
-		slices.SortFunc(sl.Endpoints, compareEndpoints)
+		slices.SortFunc(sl.Endpoints, origin.CompareEndpoints)
 		// Slices of one name are one, whatever service they are of.
-		var before *OriginSlice
+		var before *origin.Slice
 		for of, all := range s.slices {
 			if of.Namespace == k.Namespace && all[sl.Name] != nil {
 				before = all[sl.Name]

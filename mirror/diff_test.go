@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // TestDiffConverges applies the differences of random histories, with foreign objects among
@@ -122,13 +123,13 @@ func (w *world) foreign() map[string]string {
 // TestRemovalsDontDependOnAdditions makes all changes fail except removals, which must
 // succeed at the first attempt.
 func TestRemovalsDontDependOnAdditions(t *testing.T) {
-	w, k := newWorld(), Key{"shop", "web"}
+	w, k := newWorld(), origin.Key{Namespace: "shop", Name: "web"}
 	id := setID{"aws", mirrored}
 	w.has(id, k, "old", "10.4.0.1")
-	w.says(t, id, newOrigin(k, 1, 80, Traits{}))
+	w.says(t, id, newOrigin(k, 1, 80, origin.Traits{}))
 	w.slice(id, w.sets[id].slices[k]["old"], nil)
 	w.has(id, k, "new", "10.4.0.2")
-	w.origin(id, k, newOrigin(k, 1, 81, Traits{}))
+	w.origin(id, k, newOrigin(k, 1, 81, origin.Traits{}))
 	Desired(w.Snapshot, w.memo)
 	want, have := w.want(w.memo, Name("c1", k))
 	w.do(&want, Diff(have, want), func(c *Change) bool { return c.Verb != verbDelete })
@@ -138,7 +139,7 @@ func TestRemovalsDontDependOnAdditions(t *testing.T) {
 }
 
 func TestDiffOfOneService(t *testing.T) {
-	k := Key{"shop", "web"}
+	k := origin.Key{Namespace: "shop", Name: "web"}
 	name := Name("c1", k)
 	id := setID{"aws", mirrored}
 	start := func(t *testing.T) *world {
@@ -146,12 +147,12 @@ func TestDiffOfOneService(t *testing.T) {
 		w := newWorld()
 		w.legacy = true
 		w.has(id, k, "web-1", "10.4.0.1")
-		w.says(t, id, newOrigin(k, 1, 80, Traits{}))
+		w.says(t, id, newOrigin(k, 1, 80, origin.Traits{}))
 		return w
 	}
 	now := metav1.Now()
-	six := func() *Origin {
-		o := newOrigin(k, 1, 80, Traits{IPv6: true})
+	six := func() *origin.Service {
+		o := newOrigin(k, 1, 80, origin.Traits{IPv6: true})
 		o.Spec.IPv4 = false
 		return o
 	}
@@ -161,8 +162,8 @@ func TestDiffOfOneService(t *testing.T) {
 		want    []string
 	}{
 		{"nothing", func(*world) {}, nil},
-		{"another port", func(w *world) { w.origin(id, k, newOrigin(k, 1, 81, Traits{})) }, []string{"patch service"}},
-		{"headless", func(w *world) { w.origin(id, k, newOrigin(k, 1, 80, Traits{Headless: true})) }, []string{
+		{"another port", func(w *world) { w.origin(id, k, newOrigin(k, 1, 81, origin.Traits{})) }, []string{"patch service"}},
+		{"headless", func(w *world) { w.origin(id, k, newOrigin(k, 1, 80, origin.Traits{Headless: true})) }, []string{
 			"delete service", "create service", "patch endpointslice", "update endpoints",
 		}},
 		{"the origin is gone", func(w *world) { w.origin(id, k, nil) }, []string{"delete service", "delete endpointslice", "delete endpoints"}},
@@ -189,7 +190,7 @@ func TestDiffOfOneService(t *testing.T) {
 		}, nil},
 		{"the other family", func(w *world) { w.origin(id, k, six()) }, []string{"delete service", "create service"}},
 		{"both families", func(w *world) {
-			w.origin(id, k, newOrigin(k, 1, 80, Traits{IPv6: true}))
+			w.origin(id, k, newOrigin(k, 1, 80, origin.Traits{IPv6: true}))
 		}, []string{"patch service"}},
 		{"the other family, while the present one is unknown", func(w *world) {
 			s := w.services[name].DeepCopy()
@@ -212,7 +213,7 @@ func TestDiffOfOneService(t *testing.T) {
 			w.has(id, k, "web-1", "10.4.0.2")
 		}, nil},
 		{"a person created its next slice", func(w *world) {
-			sl := &OriginSlice{Name: "web-2", Service: k, Family: discoveryv1.AddressTypeIPv4}
+			sl := &origin.Slice{Name: "web-2", Service: k, Family: discoveryv1.AddressTypeIPv4}
 			w.slice(id, nil, sl)
 			w.putSlice(&discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: sliceName(name, "aws", sl), Labels: map[string]string{corev1.IsHeadlessService: ""}}})
 			w.show()

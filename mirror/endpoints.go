@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // maxEndpoints is the maximum number of addresses of an Endpoints object: Kubernetes' own
@@ -29,7 +31,7 @@ func (t *Service) endpoints(namespace string, family corev1.IPFamily) *corev1.En
 		e.Labels[corev1.IsHeadlessService] = ""
 	}
 	seen := map[netip.Addr]bool{}
-	add := func(endpoints []Endpoint, ports []discoveryv1.EndpointPort) {
+	add := func(endpoints []origin.Endpoint, ports []discoveryv1.EndpointPort) {
 		var subset corev1.EndpointSubset //nolint:staticcheck // See observedEndpoints.
 		for i := range endpoints {
 			from := &endpoints[i]
@@ -42,7 +44,7 @@ func (t *Service) endpoints(namespace string, family corev1.IPFamily) *corev1.En
 			}
 			seen[from.Address] = true
 			address := corev1.EndpointAddress{IP: from.Address.String(), Hostname: from.Hostname} //nolint:staticcheck // See observedEndpoints.
-			if from.Ready == False {
+			if from.Ready == origin.False {
 				subset.NotReadyAddresses = append(subset.NotReadyAddresses, address)
 			} else {
 				subset.Addresses = append(subset.Addresses, address)

@@ -6,6 +6,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // exposed are addresses and ports that clients use.
@@ -40,12 +42,12 @@ func (e *exposed) add(address netip.Addr, ready bool) {
 }
 
 // endpoints returns the addresses as endpoints.
-func (e *exposed) endpoints() []Endpoint {
-	all := make([]Endpoint, len(e.addresses))
+func (e *exposed) endpoints() []origin.Endpoint {
+	all := make([]origin.Endpoint, len(e.addresses))
 	for i, address := range e.addresses {
-		all[i] = Endpoint{Address: address, Hostname: e.hostnames[address], Ready: True}
+		all[i] = origin.Endpoint{Address: address, Hostname: e.hostnames[address], Ready: origin.True}
 		if i >= e.ready {
-			all[i].Ready = False
+			all[i].Ready = origin.False
 		}
 	}
 	return all
@@ -120,7 +122,7 @@ func subsets(e *corev1.Endpoints) []exposed { //nolint:staticcheck // See observ
 func (w *Slice) exposed() exposed {
 	e := exposed{ports: w.origin.Ports}
 	for i := range w.Endpoints {
-		e.add(w.Endpoints[i].Address, w.Endpoints[i].Ready != False)
+		e.add(w.Endpoints[i].Address, w.Endpoints[i].Ready != origin.False)
 	}
 	return e
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // TestEndpointsFollowWhileTheServiceIsRefused makes the API server refuse changes of a Service.
@@ -80,7 +81,7 @@ func TestEndpointsLeaveWhileAnotherOneOfTheirSliceIsRefused(t *testing.T) {
 
 // TestBadPartIsRejectedAlone adds a part to a global service that no API server accepts.
 func TestBadPartIsRejectedAlone(t *testing.T) {
-	web, app := Key{"shop", "web"}, "a/b/c"
+	web, app := origin.Key{Namespace: "shop", Name: "web"}, "a/b/c"
 	aws, merit := setID{"aws", merged}, setID{"merit", merged}
 	for name, bad := range map[string]corev1.ServicePort{
 		"name":        {Name: "A_B", Port: 81, Protocol: corev1.ProtocolTCP},
@@ -90,10 +91,10 @@ func TestBadPartIsRejectedAlone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld()
-			w.says(t, aws, newOrigin(web, 1, 80, Traits{}))
+			w.says(t, aws, newOrigin(web, 1, 80, origin.Traits{}))
 			hostile := svc("web", ports(bad))
 			hostile.Namespace = "shop"
-			o := trimOrigin(hostile, nil)
+			o := origin.TrimService(hostile, nil)
 			if o.Reject == "" {
 				t.Fatal("not rejected")
 			}
@@ -103,7 +104,7 @@ func TestBadPartIsRejectedAlone(t *testing.T) {
 			if s == nil || !slices.Equal(s.Clusters, []string{"aws"}) || len(s.Spec.Ports) != 1 || len(s.Slices) != 0 {
 				t.Errorf("%+v", s)
 			}
-			sl, _ := trimSlice(&discoveryv1.EndpointSlice{
+			sl, _ := origin.TrimSlice(&discoveryv1.EndpointSlice{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "bad", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
 				Ports:      []discoveryv1.EndpointPort{{Name: &bad.Name, Port: &bad.Port, Protocol: &bad.Protocol, AppProtocol: bad.AppProtocol}},
 			})
@@ -118,11 +119,11 @@ func TestBadPartIsRejectedAlone(t *testing.T) {
 func TestRemoteIsBounded(t *testing.T) {
 	clusters := testClusters()
 	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
-	key := func(n int) Key { return Key{"shop", fmt.Sprintf("web-%02d", n)} }
+	key := func(n int) origin.Key { return origin.Key{Namespace: "shop", Name: fmt.Sprintf("web-%02d", n)} }
 	fill := func(w *world, from, to int) {
 		for n := from; n < to; n++ {
 			w.has(aws, key(n), fmt.Sprintf("slice-%02d", n), fmt.Sprintf("10.4.0.%d", n+1), fmt.Sprintf("10.4.1.%d", n+1))
-			w.origin(aws, key(n), newOrigin(key(n), int64(100-n), 80, Traits{}))
+			w.origin(aws, key(n), newOrigin(key(n), int64(100-n), 80, origin.Traits{}))
 		}
 	}
 	addresses := func(w *world) (n int) {
@@ -146,7 +147,7 @@ func TestRemoteIsBounded(t *testing.T) {
 			bounded[1].bounds = c.bounds
 			w := newWorld(bounded...)
 			fill(w, 0, 10)
-			w.origin(merit, key(0), newOrigin(key(0), 1, 80, Traits{}))
+			w.origin(merit, key(0), newOrigin(key(0), 1, 80, origin.Traits{}))
 			w.settle(t)
 			check := func(when string) {
 				t.Helper()
@@ -220,16 +221,16 @@ func TestFreedQuotaIsUsed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			clusters := testClusters()
 			clusters[1].bounds = bounds
-			w, id, large := newWorld(clusters...), setID{"aws", mirrored}, Key{"shop", "large"}
+			w, id, large := newWorld(clusters...), setID{"aws", mirrored}, origin.Key{Namespace: "shop", Name: "large"}
 			for n := range bound {
 				w.has(id, large, fmt.Sprintf("large-%d", n), fmt.Sprintf("10.4.0.%d", n))
 			}
-			w.origin(id, large, newOrigin(large, 1, 80, Traits{}))
+			w.origin(id, large, newOrigin(large, 1, 80, origin.Traits{}))
 			w.settle(t)
 			for n := range others {
-				k := Key{"shop", fmt.Sprintf("web-%d", n)}
+				k := origin.Key{Namespace: "shop", Name: fmt.Sprintf("web-%d", n)}
 				w.has(id, k, k.Name, fmt.Sprintf("10.4.%d.%d", 1+n/200, 1+n%200))
-				w.origin(id, k, newOrigin(k, 1, 80, Traits{}))
+				w.origin(id, k, newOrigin(k, 1, 80, origin.Traits{}))
 			}
 			w.settle(t)
 			w.origin(id, large, nil)

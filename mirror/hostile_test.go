@@ -9,12 +9,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // TestSliceNamesHaveNoSecondOrigin checks the length of the hash in names: a remote that is
 // part of a global service may try many names until one collides.
 func TestSliceNamesHaveNoSecondOrigin(t *testing.T) {
-	name := sliceName("gl-shop-73736d-web", "aws", &OriginSlice{Name: "web-1", Service: Key{"shop", "web"}, Family: discoveryv1.AddressTypeIPv4})
+	name := sliceName("gl-shop-73736d-web", "aws", &origin.Slice{Name: "web-1", Service: origin.Key{Namespace: "shop", Name: "web"}, Family: discoveryv1.AddressTypeIPv4})
 	digits, found := strings.CutPrefix(name, "gl-shop-73736d-web-")
 	if !found || len(digits)*4 < 128 {
 		t.Errorf("%s has %d bits of a hash, want 128 at least", name, len(digits)*4)
@@ -23,10 +25,10 @@ func TestSliceNamesHaveNoSecondOrigin(t *testing.T) {
 
 // TestLastToJoinDecidesNothing gives origins of remotes false dates.
 func TestLastToJoinDecidesNothing(t *testing.T) {
-	web := Key{"shop", "web"}
+	web := origin.Key{Namespace: "shop", Name: "web"}
 	aws, merit, gcp := setID{"aws", merged}, setID{"merit", merged}, setID{"gcp", merged}
-	honest := newOrigin(web, 1000, 80, Traits{})
-	backdated := newOrigin(web, 1, 6666, Traits{Headless: true, PublishNotReady: true, AffinityTimeout: 1})
+	honest := newOrigin(web, 1000, 80, origin.Traits{})
+	backdated := newOrigin(web, 1, 6666, origin.Traits{Headless: true, PublishNotReady: true, AffinityTimeout: 1})
 	backdated.LocalFirst = true
 	check := func(t *testing.T, w *world, accepted ...string) {
 		t.Helper()
@@ -62,7 +64,7 @@ func TestLastToJoinDecidesNothing(t *testing.T) {
 	})
 	t.Run("the local cluster is before all", func(t *testing.T) {
 		w := newWorld()
-		kind := newOrigin(web, 1, 6666, Traits{PublishNotReady: true, AffinityTimeout: 1})
+		kind := newOrigin(web, 1, 6666, origin.Traits{PublishNotReady: true, AffinityTimeout: 1})
 		w.says(t, aws, kind)
 		w.says(t, gcp, honest)
 		check(t, w, "aws")
@@ -73,7 +75,7 @@ func TestLastToJoinDecidesNothing(t *testing.T) {
 		w := newWorld()
 		w.says(t, aws, honest)
 		uid := w.services[globalName].UID
-		w.says(t, gcp, newOrigin(web, 1, 80, Traits{Headless: true}))
+		w.says(t, gcp, newOrigin(web, 1, 80, origin.Traits{Headless: true}))
 		if w.services[globalName].UID != uid || w.memo.services[globalName].Spec.Headless {
 			t.Error("a headless joiner has replaced the service that all use")
 		}
@@ -110,7 +112,7 @@ func TestLastToJoinDecidesNothing(t *testing.T) {
 		w := newWorld()
 		w.remember(web, "aws", "merit")
 		w.contact(merit, false, false)
-		w.says(t, aws, newOrigin(web, 2000, 6666, Traits{Headless: true}))
+		w.says(t, aws, newOrigin(web, 2000, 6666, origin.Traits{Headless: true}))
 		check(t, w) // until all remotes are synced
 		w.says(t, merit, honest)
 		check(t, w, "merit", "aws") // as in that version
@@ -118,8 +120,8 @@ func TestLastToJoinDecidesNothing(t *testing.T) {
 }
 
 // remember adds a global service of an earlier run.
-func (w *world) remember(k Key, clusters ...string) {
-	s := &Service{Name: GlobalName(k), Origin: ID{Key: k}, Clusters: clusters, Spec: newOrigin(k, 1, 80, Traits{}).Spec}
+func (w *world) remember(k origin.Key, clusters ...string) {
+	s := &Service{Name: GlobalName(k), Origin: origin.ID{Key: k}, Clusters: clusters, Spec: newOrigin(k, 1, 80, origin.Traits{}).Spec}
 	w.put(s.service(home))
 	w.show()
 }
@@ -131,7 +133,7 @@ func TestNoOriginTakesAnothersName(t *testing.T) {
 	globalAWS, globalMerit, gcp := setID{"aws", merged}, setID{"merit", merged}, setID{"gcp", merged}
 	type claimant struct {
 		set    setID
-		origin Key
+		origin origin.Key
 	}
 	for _, c := range []struct {
 		name   string
@@ -139,10 +141,10 @@ func TestNoOriginTakesAnothersName(t *testing.T) {
 		a, b   claimant
 		first  int // which gets the name when both come at once
 	}{
-		{"a global name that is cut, and one that is that", "c1-x", claimant{globalAWS, Key{"z", longName}}, claimant{globalMerit, Key{"z", twin("gl", "z", longName)}}, 0},
-		{"a mirror's name that is cut, and one that is that", "c1-x", claimant{aws, Key{"z", longName}}, claimant{aws, Key{"z", twin("c1", "z", longName)}}, 0},
-		{"one prefix begins like the other", "c1-x", claimant{merit, Key{"y", "n"}}, claimant{aws, Key{"x-y", "n"}}, 0},
-		{"a prefix that begins like a global name", "gl-x", claimant{globalAWS, Key{"x-y", "n"}}, claimant{merit, Key{"y", "n"}}, 0},
+		{"a global name that is cut, and one that is that", "c1-x", claimant{globalAWS, origin.Key{Namespace: "z", Name: longName}}, claimant{globalMerit, origin.Key{Namespace: "z", Name: twin("gl", "z", longName)}}, 0},
+		{"a mirror's name that is cut, and one that is that", "c1-x", claimant{aws, origin.Key{Namespace: "z", Name: longName}}, claimant{aws, origin.Key{Namespace: "z", Name: twin("c1", "z", longName)}}, 0},
+		{"one prefix begins like the other", "c1-x", claimant{merit, origin.Key{Namespace: "y", Name: "n"}}, claimant{aws, origin.Key{Namespace: "x-y", Name: "n"}}, 0},
+		{"a prefix that begins like a global name", "gl-x", claimant{globalAWS, origin.Key{Namespace: "x-y", Name: "n"}}, claimant{merit, origin.Key{Namespace: "y", Name: "n"}}, 0},
 	} {
 		clusters := testClusters()
 		clusters[2].prefix = c.prefix
@@ -152,7 +154,7 @@ func TestNoOriginTakesAnothersName(t *testing.T) {
 				w := newWorld(clusters...)
 				var name string
 				for i, n := range order {
-					w.origin(claimants[n].set, claimants[n].origin, newOrigin(claimants[n].origin, 1, 80, Traits{}))
+					w.origin(claimants[n].set, claimants[n].origin, newOrigin(claimants[n].origin, 1, 80, origin.Traits{}))
 					w.settle(t)
 					if i == 0 {
 						name = slices.Collect(maps.Keys(w.services))[0]
@@ -163,7 +165,7 @@ func TestNoOriginTakesAnothersName(t *testing.T) {
 					first = order[0]
 				} else {
 					for _, p := range claimants {
-						w.origin(p.set, p.origin, newOrigin(p.origin, 1, 80, Traits{}))
+						w.origin(p.set, p.origin, newOrigin(p.origin, 1, 80, origin.Traits{}))
 					}
 					w.settle(t)
 					name = w.memo.claimed[w.sets[c.a.set].id(c.a.origin)].name()
@@ -194,9 +196,9 @@ func TestNoOriginTakesAnothersName(t *testing.T) {
 	}
 	t.Run("the local cluster's service goes first", func(t *testing.T) {
 		w := newWorld()
-		victim := Key{"z", longName}
-		w.says(t, globalMerit, newOrigin(Key{"z", twin("gl", "z", longName)}, 1, 6666, Traits{}))
-		w.says(t, gcp, newOrigin(victim, 1000, 80, Traits{}))
+		victim := origin.Key{Namespace: "z", Name: longName}
+		w.says(t, globalMerit, newOrigin(origin.Key{Namespace: "z", Name: twin("gl", "z", longName)}, 1, 6666, origin.Traits{}))
+		w.says(t, gcp, newOrigin(victim, 1000, 80, origin.Traits{}))
 		if s := w.memo.services[GlobalName(victim)]; s == nil || s.Origin.Key != victim {
 			t.Errorf("%s is not that of the local service", GlobalName(victim))
 		}
@@ -208,16 +210,16 @@ func TestNoOriginTakesAnothersName(t *testing.T) {
 func TestDesiredServicesAreImmutable(t *testing.T) {
 	w := newWorld()
 	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
-	first, second := Key{"y", "n"}, Key{"x-y", "n"}
-	w.says(t, merit, newOrigin(first, 1, 80, Traits{}))
-	w.says(t, aws, newOrigin(second, 1, 80, Traits{}))
-	renamed := w.memo.byOrigin[ID{"aws", second}]
-	instead, want := renamed.Instead, ID{"merit", first}
+	first, second := origin.Key{Namespace: "y", Name: "n"}, origin.Key{Namespace: "x-y", Name: "n"}
+	w.says(t, merit, newOrigin(first, 1, 80, origin.Traits{}))
+	w.says(t, aws, newOrigin(second, 1, 80, origin.Traits{}))
+	renamed := w.memo.byOrigin[origin.ID{Cluster: "aws", Key: second}]
+	instead, want := renamed.Instead, origin.ID{Cluster: "merit", Key: first}
 	if instead == nil || *instead != want {
 		t.Fatalf("it has a name of its own instead of that of %v", instead)
 	}
 	w.says(t, merit)
-	w.says(t, merit, newOrigin(first, 1, 80, Traits{}))
+	w.says(t, merit, newOrigin(first, 1, 80, origin.Traits{}))
 	if *instead != want {
 		t.Errorf("the desired service from before has %v, not %v", instead, want)
 	}
@@ -228,16 +230,16 @@ func TestDesiredServicesAreImmutable(t *testing.T) {
 func TestNameFollowsTheObject(t *testing.T) {
 	w := newWorld()
 	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
-	first, second := Key{"y", "n"}, Key{"x-y", "n"}
+	first, second := origin.Key{Namespace: "y", Name: "n"}, origin.Key{Namespace: "x-y", Name: "n"}
 	name := Name("c1", second)
-	w.says(t, merit, newOrigin(first, 1, 80, Traits{}))
-	w.says(t, aws, newOrigin(second, 1, 80, Traits{}))
+	w.says(t, merit, newOrigin(first, 1, 80, origin.Traits{}))
+	w.says(t, aws, newOrigin(second, 1, 80, origin.Traits{}))
 	s := w.services[name].DeepCopy()
 	s.Annotations[annotCluster], s.Annotations[annotNamespace] = "aws", second.Namespace
 	w.put(s)
 	w.show()
 	w.settle(t)
-	if got := w.memo.services[name].Origin; got != (ID{"aws", second}) {
+	if got := w.memo.services[name].Origin; got != (origin.ID{Cluster: "aws", Key: second}) {
 		t.Errorf("%s becomes that of %v again", name, got)
 	}
 }

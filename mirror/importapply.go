@@ -18,6 +18,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 func created() metav1.CreateOptions {
@@ -29,7 +30,7 @@ func patched() metav1.PatchOptions {
 }
 
 // importChange makes one change of an import.
-func (a *applier) importChange(ctx context.Context, k Key, have *Observed, want *Service, c *Change) (response, error) {
+func (a *applier) importChange(ctx context.Context, k origin.Key, have *Observed, want *Service, c *Change) (response, error) {
 	switch c.Object {
 	case anImport:
 		return a.serviceImport(ctx, k, have.Import, want, c)
@@ -59,7 +60,7 @@ func terminating(err error) error {
 	return err
 }
 
-func (a *applier) serviceImport(ctx context.Context, k Key, have *ObservedImport, want *Service, c *Change) (response, error) {
+func (a *applier) serviceImport(ctx context.Context, k origin.Key, have *ObservedImport, want *Service, c *Change) (response, error) {
 	api, ledger := a.client.ServiceImports(k.Namespace), a.local.imported.imports
 	if c.Verb == verbDelete {
 		err := deleted(ledger, have, api.Delete(ctx, k.Name, exactly(c.have)))
@@ -139,7 +140,7 @@ func versioned(have identity) mergePatch {
 }
 
 // importStatus writes the status of an import, as it is after earlier changes.
-func (a *applier) importStatus(ctx context.Context, k Key, want *Service, c *Change) (response, error) {
+func (a *applier) importStatus(ctx context.Context, k origin.Key, want *Service, c *Change) (response, error) {
 	ledger := a.local.imported.imports
 	now := ledger.Get(k.String())
 	if now == nil || c.have.UID != "" && now.UID != c.have.UID {
@@ -164,7 +165,7 @@ func (a *applier) importStatus(ctx context.Context, k Key, want *Service, c *Cha
 }
 
 // exportStatus writes the status of an export of the local cluster, whose feed shows it.
-func (a *applier) exportStatus(ctx context.Context, k Key, c *Change) (response, error) {
+func (a *applier) exportStatus(ctx context.Context, k origin.Key, c *Change) (response, error) {
 	made, err := patchOf(ctx, a.client.ServiceExports(k.Namespace).Patch, k.Name, mergePatch{
 		"metadata": mergePatch{"uid": c.have.UID, "resourceVersion": c.have.ResourceVersion},
 		"status":   mergePatch{"conditions": c.conditions},
@@ -175,7 +176,7 @@ func (a *applier) exportStatus(ctx context.Context, k Key, c *Change) (response,
 	return response{sum: a.sums.conditions(made.Status.Conditions)}, nil
 }
 
-func (a *applier) derived(ctx context.Context, k Key, have *ObservedService, want *Service, c *Change, owner types.UID) (response, error) {
+func (a *applier) derived(ctx context.Context, k origin.Key, have *ObservedService, want *Service, c *Change, owner types.UID) (response, error) {
 	api, ledger := a.client.Services(k.Namespace), a.local.imported.services
 	name := mcs.DerivedName(k.Namespace, k.Name)
 	if c.Verb == verbDelete {
@@ -227,7 +228,7 @@ func familyUnsupported(err error) bool {
 // notDerived returns why a derived Service already exists: it is another client's, which the
 // feed of derived ones doesn't show, or it is not shown yet. The account may list Services, and
 // not get them.
-func (a *applier) notDerived(ctx context.Context, k Key, name string, exists error) error {
+func (a *applier) notDerived(ctx context.Context, k origin.Key, name string, exists error) error {
 	list, err := a.client.Services(k.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 	if err == nil && len(list.Items) == 1 && !a.sums.observedDerived(&list.Items[0]).ours {
 		return fmt.Errorf("service %s: %w", name, errForeign)
@@ -242,7 +243,7 @@ func owned(p mergePatch, owners []metav1.OwnerReference) mergePatch {
 	return p
 }
 
-func (a *applier) importSlice(ctx context.Context, k Key, have *ObservedSlice, want *Service, c *Change, owner types.UID) (response, error) {
+func (a *applier) importSlice(ctx context.Context, k origin.Key, have *ObservedSlice, want *Service, c *Change, owner types.UID) (response, error) {
 	w := sliceWriter{
 		applier: a, api: a.client.EndpointSlices(k.Namespace), ledger: a.local.imported.slices.Ledger, owners: []metav1.OwnerReference{mcs.Owner(k.Name, owner)},
 		observed: a.sums.observedImportSlice, own: ownImportSlice, labels: importSliceLabels,

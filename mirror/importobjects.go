@@ -8,6 +8,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // Labels and annotations of the objects of imports that we set and remove.
@@ -35,13 +36,13 @@ type Imported struct {
 }
 
 // object returns the desired ServiceImport.
-func (i *Imported) object(k Key) *v1beta1.ServiceImport {
+func (i *Imported) object(k origin.Key) *v1beta1.ServiceImport {
 	return i.Object(k.Namespace, k.Name, i.IPs, i.Families)
 }
 
 // derived returns the desired derived Service: without a selector, so that its endpoints are
 // our slices.
-func (t *Service) derived(k Key, owner types.UID) *corev1.Service {
+func (t *Service) derived(k origin.Key, owner types.UID) *corev1.Service {
 	s := t.service(k.Namespace)
 	s.Name = mcs.DerivedName(k.Namespace, k.Name)
 	s.Labels, s.Annotations = map[string]string{mcs.LabelImported: labelValue}, map[string]string{mcs.AnnotImport: k.Name}
@@ -55,7 +56,7 @@ func (t *Service) derived(k Key, owner types.UID) *corev1.Service {
 }
 
 // importObject returns the desired EndpointSlice of an import.
-func (w *Slice) importObject(k Key, owner types.UID) *discoveryv1.EndpointSlice {
+func (w *Slice) importObject(k origin.Key, owner types.UID) *discoveryv1.EndpointSlice {
 	s := w.object(k.Namespace, mcs.DerivedName(k.Namespace, k.Name))
 	slice, _ := importKey(w.Name)
 	s.Name = slice.Name

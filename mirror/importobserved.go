@@ -13,13 +13,14 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // ObservedImport is a ServiceImport of the local cluster. Its name is namespace/name, as are
 // those of the other objects of imports.
 type ObservedImport struct {
 	identity
-	key     Key
+	key     origin.Key
 	exports []mcs.Incumbent // that it was computed from
 	spec    v1beta1.ServiceImportSpec
 	labels  map[string]string // exported ones
@@ -42,7 +43,7 @@ func (h summer) observedImport(i *v1beta1.ServiceImport) *ObservedImport {
 			sum:  h.serviceImport(i),
 			ours: i.Labels[mcs.LabelImported] == labelValue, going: i.DeletionTimestamp != nil, tracked: kube.Tracked(i, fieldManager), by: kube.LastManager(i, fieldManager),
 		},
-		key:     Key{i.Namespace, i.Name},
+		key:     origin.Key{Namespace: i.Namespace, Name: i.Name},
 		exports: mcs.ParseIncumbents(i.Annotations[mcs.AnnotExports]),
 		spec:    i.Spec, labels: i.Labels, annots: i.Annotations, status: i.Status, age: i.Generation,
 	}
@@ -52,7 +53,7 @@ func (h summer) observedImport(i *v1beta1.ServiceImport) *ObservedImport {
 func (h summer) observedDerived(s *corev1.Service) *ObservedService {
 	o := h.observedService(s)
 	o.Name, o.sum = s.Namespace+"/"+s.Name, h.derived(s)
-	o.id = ID{clusterSet, Key{s.Namespace, s.Annotations[mcs.AnnotImport]}}
+	o.id = origin.ID{Cluster: origin.ClusterSet, Key: origin.Key{Namespace: s.Namespace, Name: s.Annotations[mcs.AnnotImport]}}
 	o.ours = s.Labels[mcs.LabelImported] == labelValue && s.Name == mcs.DerivedName(s.Namespace, o.id.Name)
 	o.ips, o.families = s.Spec.ClusterIPs, s.Spec.IPFamilies
 	if len(s.OwnerReferences) == 1 {
@@ -90,7 +91,7 @@ type imported struct {
 	mu sync.Mutex
 	// unsupported are the imports whose derived Service was refused for its IP family, and
 	// deleted those whose ServiceImport the last write deleted.
-	unsupported, deleted map[Key]bool
+	unsupported, deleted map[origin.Key]bool
 }
 
 func newImported(notify func()) *imported {
@@ -99,7 +100,7 @@ func newImported(notify func()) *imported {
 		services:    keep.NewLedger(keep.LedgerConfig[ObservedService]{Meta: (*ObservedService).meta, Notify: notify}),
 		slices:      newSliceIndex(notify),
 		namespaces:  map[string]*namespaceState{},
-		unsupported: map[Key]bool{}, deleted: map[Key]bool{},
+		unsupported: map[origin.Key]bool{}, deleted: map[origin.Key]bool{},
 	}
 }
 
@@ -120,7 +121,7 @@ func (l *imported) spacing(name string) time.Duration {
 }
 
 // support notes whether the derived Service of an import was refused for its IP family.
-func (l *imported) support(k Key, refused bool) {
+func (l *imported) support(k origin.Key, refused bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if delete(l.unsupported, k); refused {
@@ -129,14 +130,14 @@ func (l *imported) support(k Key, refused bool) {
 }
 
 // gone notes that an import was deleted.
-func (l *imported) gone(k Key) {
+func (l *imported) gone(k origin.Key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.unsupported, k)
 	l.deleted[k] = true
 }
 
-func (l *imported) supported(k Key) bool {
+func (l *imported) supported(k origin.Key) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return !l.unsupported[k]
@@ -144,8 +145,8 @@ func (l *imported) supported(k Key) bool {
 
 // update adds the names of imports of which an object has changed, and returns the keys of
 // changed imports.
-func (l *imported) update(names map[string]struct{}) map[Key]struct{} {
-	keys := map[Key]struct{}{}
+func (l *imported) update(names map[string]struct{}) map[origin.Key]struct{} {
+	keys := map[origin.Key]struct{}{}
 	for _, c := range l.imports.Changes() {
 		names[c.Key] = struct{}{}
 		if k, is := importKey(c.Key); is {
@@ -164,8 +165,8 @@ func (l *imported) update(names map[string]struct{}) map[Key]struct{} {
 }
 
 // keys returns the keys of all imports with any object.
-func (l *imported) keys() map[Key]struct{} {
-	keys := map[Key]struct{}{}
+func (l *imported) keys() map[origin.Key]struct{} {
+	keys := map[origin.Key]struct{}{}
 	for _, o := range l.imports.All() {
 		keys[o.key] = struct{}{}
 	}
@@ -190,7 +191,7 @@ func (l *imported) usable(namespace string) bool {
 
 // service returns the derived Service of an import. That of another import, whose name has the
 // same hash, is foreign.
-func (l *imported) service(k Key) *ObservedService {
+func (l *imported) service(k origin.Key) *ObservedService {
 	s := l.services.Get(k.Namespace + "/" + mcs.DerivedName(k.Namespace, k.Name))
 	if s == nil || s.id.Key == k {
 		return s
@@ -202,7 +203,7 @@ func (l *imported) service(k Key) *ObservedService {
 
 // get returns the observed state of an import, and the objects with the names of its desired
 // slices.
-func (l *imported) get(k Key, want *Service) Observed {
+func (l *imported) get(k origin.Key, want *Service) Observed {
 	return Observed{Import: l.imports.Get(k.String()), Service: l.service(k), Slices: l.slices.of(k.String(), want)}
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // multicluster is the part of a controller for the Multi-Cluster Services API in the local
@@ -125,7 +126,7 @@ func (s *Snapshot) importsIn(namespace string) {
 		}
 		for k := range s.sets[id].exports {
 			if k.Namespace == namespace {
-				s.origins[ID{clusterSet, k}] = struct{}{}
+				s.origins[origin.ID{Cluster: origin.ClusterSet, Key: k}] = struct{}{}
 			}
 		}
 	}

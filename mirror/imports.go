@@ -13,6 +13,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // Reasons for which an export doesn't make an import.
@@ -23,7 +24,7 @@ const (
 )
 
 // export updates the export of a key in a set of exported services; nil: it was deleted.
-func (s *Snapshot) export(id setID, k Key, after *mcs.Export) {
+func (s *Snapshot) export(id setID, k origin.Key, after *mcs.Export) {
 	set := s.sets[id]
 	if set.exports[k] != nil && after == nil {
 		for _, sl := range set.slices[k] {
@@ -43,7 +44,7 @@ func (s *Snapshot) export(id setID, k Key, after *mcs.Export) {
 }
 
 // exportable updates a service of a set of exported services; nil: it was deleted.
-func (s *Snapshot) exportable(id setID, k Key, after *Origin) {
+func (s *Snapshot) exportable(id setID, k origin.Key, after *origin.Service) {
 	set := s.sets[id]
 	if delete(set.services, k); after != nil {
 		set.services[k] = after
@@ -54,17 +55,17 @@ func (s *Snapshot) exportable(id setID, k Key, after *Origin) {
 }
 
 // join returns the origin of a key in a set: its service, if it is exported; nil: it isn't.
-func (s *Snapshot) join(set *set, k Key) *Origin {
+func (s *Snapshot) join(set *set, k origin.Key) *origin.Service {
 	export, service := set.exports[k], set.services[k]
 	switch {
 	case export == nil:
 		return nil
 	case k.Namespace == s.home:
-		return &Origin{Key: k, Export: export, Reject: rejectHome}
+		return &origin.Service{Key: k, Export: export, Reject: rejectHome}
 	case mcs.IsDerivedName(k.Name):
-		return &Origin{Key: k, Export: export, Reject: rejectDerived}
+		return &origin.Service{Key: k, Export: export, Reject: rejectDerived}
 	case service == nil:
-		return &Origin{Key: k, Export: export, Reject: rejectNoService}
+		return &origin.Service{Key: k, Export: export, Reject: rejectNoService}
 	}
 	joined := *service
 	joined.Export = export
@@ -74,8 +75,8 @@ func (s *Snapshot) join(set *set, k Key) *Origin {
 	return &joined
 }
 
-// fault returns why an export of the local cluster is invalid.
-func (o *Origin) exportFault() mcs.Fault {
+// exportFault returns why an export of the local cluster is invalid.
+func exportFault(o *origin.Service) mcs.Fault {
 	switch o.Reject {
 	case "":
 		return mcs.Fault{}
@@ -86,22 +87,9 @@ func (o *Origin) exportFault() mcs.Fault {
 	}
 }
 
-// offer returns what a cluster exports.
-func (o *Origin) offer(cluster string) mcs.Offer {
-	t := o.Spec.Traits
-	offer := mcs.Offer{
-		Cluster: cluster, Export: o.Export, Headless: t.Headless, AffinityTimeout: t.AffinityTimeout, IPv4: t.IPv4, IPv6: t.IPv6,
-		InternalTrafficPolicy: o.InternalTrafficPolicy, TrafficDistribution: o.TrafficDistribution,
-	}
-	for _, p := range o.Spec.Ports {
-		offer.Ports = append(offer.Ports, mcs.Port{Name: p.Name, Protocol: p.Protocol, Port: p.Port, AppProtocol: p.AppProtocol})
-	}
-	return offer
-}
-
 // importName returns the name of an import among local services; empty: there is nothing to
 // compute.
-func (s *Snapshot) importName(m *Memo, k Key) string {
+func (s *Snapshot) importName(m *Memo, k origin.Key) string {
 	if !s.importsKnown {
 		return ""
 	}
@@ -115,7 +103,7 @@ func (s *Snapshot) importName(m *Memo, k Key) string {
 }
 
 // ownExport returns the export of the local cluster; nil: none.
-func (s *Snapshot) ownExport(k Key) *Origin {
+func (s *Snapshot) ownExport(k origin.Key) *origin.Service {
 	for _, id := range s.order {
 		if set := s.sets[id]; id.kind == exported && set.cluster.local {
 			return set.origins[k]
@@ -125,7 +113,7 @@ func (s *Snapshot) ownExport(k Key) *Origin {
 }
 
 // importParts returns the parts of an import, in the order of configuration.
-func (m *Memo) importParts(s *Snapshot, k Key) []*part {
+func (m *Memo) importParts(s *Snapshot, k origin.Key) []*part {
 	var parts []*part
 	for _, id := range s.order {
 		if id.kind != exported {
@@ -144,7 +132,7 @@ func (m *Memo) importParts(s *Snapshot, k Key) []*part {
 
 // rememberedImport returns the running import, and the clusters of it whose exports are
 // unknown.
-func (s *Snapshot) rememberedImport(k Key) (own *ObservedImport, missing []string) {
+func (s *Snapshot) rememberedImport(k origin.Key) (own *ObservedImport, missing []string) {
 	own = s.local.imported.imports.Get(k.String())
 	if own == nil || !own.ours {
 		return nil, nil
@@ -168,7 +156,7 @@ func (b *builder) imported(w *Service) {
 	}
 	offers := make([]mcs.Offer, 0, len(parts)+1)
 	for _, pt := range parts {
-		offers = append(offers, pt.origin.offer(pt.cluster))
+		offers = append(offers, pt.origin.Offer(pt.cluster))
 	}
 	var running []mcs.Incumbent
 	var headless *bool
@@ -186,9 +174,9 @@ func (b *builder) imported(w *Service) {
 		merged.Exports = remembering(running, merged.Exports[1:], missing)
 	}
 	w.Imported = &Imported{Import: merged}
-	w.Spec = Spec{Traits: Traits{Headless: merged.Headless, AffinityTimeout: merged.AffinityTimeout, IPv4: merged.IPv4, IPv6: merged.IPv6}}
+	w.Spec = origin.Spec{Traits: origin.Traits{Headless: merged.Headless, AffinityTimeout: merged.AffinityTimeout, IPv4: merged.IPv4, IPv6: merged.IPv6}}
 	for _, p := range merged.Ports {
-		w.Spec.Ports = append(w.Spec.Ports, Port{Name: p.Name, Protocol: p.Protocol, Port: p.Port, Target: intstr.FromInt32(p.Port), AppProtocol: p.AppProtocol})
+		w.Spec.Ports = append(w.Spec.Ports, origin.Port{Name: p.Name, Protocol: p.Protocol, Port: p.Port, Target: intstr.FromInt32(p.Port), AppProtocol: p.AppProtocol})
 	}
 	for _, i := range merged.Exports {
 		w.Clusters = append(w.Clusters, i.Cluster)
@@ -285,13 +273,13 @@ func (o *ObservedImport) offer() mcs.Offer {
 // served returns the slices of a part with the ports that it serves: those that its Service
 // has with the number that won. A slice that loses all its ports is dropped: to some consumers
 // a slice without ports has all of them.
-func served(i *mcs.Import, pt *part) map[string]*OriginSlice {
-	offer := pt.origin.offer(pt.cluster)
+func served(i *mcs.Import, pt *part) map[string]*origin.Slice {
+	offer := pt.origin.Offer(pt.cluster)
 	lost := func(p discoveryv1.EndpointPort) bool { return !i.Serves(&offer, *p.Name) }
 	if !slices.ContainsFunc(offer.Ports, func(p mcs.Port) bool { return !i.Serves(&offer, p.Name) }) {
 		return pt.slices
 	}
-	some := map[string]*OriginSlice{}
+	some := map[string]*origin.Slice{}
 	for name, sl := range pt.slices {
 		if slices.ContainsFunc(sl.Ports, lost) {
 			restricted := *sl
@@ -306,7 +294,7 @@ func served(i *mcs.Import, pt *part) map[string]*OriginSlice {
 }
 
 // wantImport is want for an import.
-func (s *Snapshot) wantImport(m *Memo, k Key) (Service, Observed) {
+func (s *Snapshot) wantImport(m *Memo, k origin.Key) (Service, Observed) {
 	w := Service{Name: k.String(), Absent: true}
 	planned := m.services[w.Name]
 	if planned != nil {
@@ -330,7 +318,7 @@ func (s *Snapshot) wantImport(m *Memo, k Key) (Service, Observed) {
 		with.sum = s.sums.serviceImport(with.object(k))
 	}
 	if own != nil && s.sets[setID{s.localCluster(), exported}].synced && (w.Imported == nil || w.Imported.Status != nil) {
-		w.Conditions = mcs.ExportConditions(s.localCluster(), own.Export, own.exportFault(), &w.conflict, w.Hold)
+		w.Conditions = mcs.ExportConditions(s.localCluster(), own.Export, exportFault(own), &w.conflict, w.Hold)
 	}
 	if w.Imported != nil {
 		w.keep(have, func(o *ObservedSlice) (Retained, bool) { return w.retain(o, s.sums) })

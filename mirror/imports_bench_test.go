@@ -12,6 +12,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // BenchmarkImportEvent is BenchmarkEvent for imports.
@@ -63,8 +64,8 @@ func newExports(exports, others int) *Snapshot {
 	}
 	aws := setID{"aws", exported}
 	for i := range exports + others {
-		k := Key{"shop", fmt.Sprintf("web-%05d", i)}
-		s.exportable(aws, k, trimOrigin(kubetest.Service(k.Name, nil, func(s *corev1.Service) { s.Namespace = k.Namespace }), nil))
+		k := origin.Key{Namespace: "shop", Name: fmt.Sprintf("web-%05d", i)}
+		s.exportable(aws, k, origin.TrimService(kubetest.Service(k.Name, nil, func(s *corev1.Service) { s.Namespace = k.Namespace }), nil))
 		s.slice(aws, nil, importBenchSlice(k, i))
 		if i < exports {
 			s.export(aws, k, &mcs.Export{Created: time.Unix(1, 0), Mark: "0123456789abcdef"})
@@ -73,7 +74,7 @@ func newExports(exports, others int) *Snapshot {
 	return s
 }
 
-func importBenchSlice(k Key, seed int) *OriginSlice {
+func importBenchSlice(k origin.Key, seed int) *origin.Slice {
 	of := kubetest.Service(k.Name, nil)
 	addresses := make([]string, 0, 10)
 	for e := range 10 {
@@ -86,7 +87,7 @@ func importBenchSlice(k Key, seed int) *OriginSlice {
 		sl.Endpoints[i].NodeName = &node
 		sl.Endpoints[i].TargetRef = &corev1.ObjectReference{Kind: "Pod", Name: fmt.Sprint(k.Name, i), UID: types.UID(fmt.Sprint(seed, i))}
 	}
-	trimmed, _ := trimSlice(sl)
+	trimmed, _ := origin.TrimSlice(sl)
 	return trimmed
 }
 
@@ -111,8 +112,8 @@ func importEvents(n int) (event func()) {
 	round := 0
 	return func() {
 		round++
-		k := Key{"shop", fmt.Sprintf("web-%05d", round%n)}
-		var before *OriginSlice
+		k := origin.Key{Namespace: "shop", Name: fmt.Sprintf("web-%05d", round%n)}
+		var before *origin.Slice
 		for _, sl := range s.sets[aws].slices[k] {
 			before = sl
 		}
@@ -122,7 +123,7 @@ func importEvents(n int) (event func()) {
 }
 
 // written records a change of an import as if it was made.
-func (s *Snapshot) written(k Key, want *Service, c *Change) {
+func (s *Snapshot) written(k origin.Key, want *Service, c *Change) {
 	l := s.local.imported
 	switch c.Object {
 	case anImport:

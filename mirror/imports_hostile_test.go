@@ -20,6 +20,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // bounded gives a remote of a controller bounds.
@@ -377,7 +378,7 @@ type change struct {
 // The import is that of what clusters say in the end: in each cluster, in whichever order and
 // how often it is seen, and computed with or without what was computed before.
 func TestOrderOfEventsDoesNotMatter(t *testing.T) {
-	k := Key{"shop", "web"}
+	k := origin.Key{Namespace: "shop", Name: "web"}
 	for seed := range uint64(rounds(500, 100)) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		var events []change
@@ -394,9 +395,9 @@ func TestOrderOfEventsDoesNotMatter(t *testing.T) {
 				}
 			})
 			export := &mcs.Export{Created: time.Unix(random.Int64N(3), 0), Mark: fmt.Sprintf("%016x", random.Uint64())}
-			origin := trimOrigin(service, nil)
+			exported := origin.TrimService(service, nil)
 			events = append(events,
-				change{id, func(s *Snapshot) { s.exportable(id, k, origin) }},
+				change{id, func(s *Snapshot) { s.exportable(id, k, exported) }},
 				change{id, func(s *Snapshot) { s.export(id, k, export) }},
 				change{id, func(s *Snapshot) { s.export(id, k, export) }},
 			)

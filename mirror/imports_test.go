@@ -18,6 +18,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // clusterset is a set of three clusters with the namespace shop, whose controllers run.
@@ -290,7 +291,7 @@ func TestARestartRemovesImports(t *testing.T) {
 
 // The same, if the objects of imports are read last.
 func TestImportsThatAreReadLastAreReconciled(t *testing.T) {
-	s, m, k := newExports(0, 0), NewMemo(), Key{"shop", "web"}
+	s, m, k := newExports(0, 0), NewMemo(), origin.Key{Namespace: "shop", Name: "web"}
 	s.importsKnown = false
 	object := (&mcs.Import{Exports: []mcs.Incumbent{{Cluster: "aws", Mark: "0123456789abcdef"}}}).Object(k.Namespace, k.Name, nil, nil)
 	o := s.sums.observedImport(object)
@@ -435,7 +436,7 @@ func TestImportsAreNotWrittenAgain(t *testing.T) {
 // write: their feeds then no longer show them.
 func TestObjectsThatGoBeforeTheyAreDeleted(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakes) {
-		sums, k := newSummer(), Key{"shop", "web"}
+		sums, k := newSummer(), origin.Key{Namespace: "shop", Name: "web"}
 		a := &applier{client: client(t, f.gcp), sums: sums, local: newLocal(func() {}), log: slog.New(slog.DiscardHandler), count: func(string, string) {}}
 		w := &Service{Imported: &Imported{Import: mcs.Import{IPv4: true}}}
 		have := &Observed{

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // multiCluster returns the status of imports; nil: disabled.
@@ -45,7 +46,7 @@ func (c *Controller) multiCluster() *status.MultiCluster {
 }
 
 // importStatus returns the status of one import. Callers hold mu.
-func (c *Controller) importStatus(k Key) status.Import {
+func (c *Controller) importStatus(k origin.Key) status.Import {
 	l := c.snapshot.local.imported
 	w, own := Service{Absent: true}, l.imports.Get(k.String())
 	if planned := c.memo.services[k.String()]; planned != nil {
@@ -70,7 +71,7 @@ func (c *Controller) importStatus(k Key) status.Import {
 			i.Exports = append(i.Exports, of.Cluster)
 		}
 		for _, p := range w.Spec.Ports {
-			i.Ports = append(i.Ports, describe(p))
+			i.Ports = append(i.Ports, p.String())
 		}
 	}
 	for cluster, tally := range w.Tallies {

@@ -4,17 +4,17 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // part is the service of one cluster in a global service.
 type part struct {
 	set          *set // nil for what is remembered
 	cluster      string
-	origin       *Origin
-	slices       map[string]*OriginSlice
+	origin       *origin.Service
+	slices       map[string]*origin.Slice
 	local        bool
 	rank         int  // position in the order of acceptance, from 1; 0: new
 	stale        bool // no contact for StaleAfter, or no longer configured
@@ -47,9 +47,9 @@ func compareParts(a, b *part) int {
 // merge merges the specs of sorted parts. An existing service stays headless, or not, as
 // long as one part agrees, because a change would replace the service and its address for
 // all clients. running is whether the existing service is headless; nil: there is none.
-func merge(parts []*part, running *bool) (spec Spec, localFirst bool, conflicts []status.Conflict) {
+func merge(parts []*part, running *bool) (spec origin.Spec, localFirst bool, conflicts []status.Conflict) {
 	first := parts[0].origin
-	spec = Spec{Traits: first.Spec.Traits}
+	spec = origin.Spec{Traits: first.Spec.Traits}
 	if running != nil && slices.ContainsFunc(parts, func(p *part) bool { return p.origin.Spec.Headless == *running }) {
 		spec.Headless = *running
 	}
@@ -85,28 +85,24 @@ func merge(parts []*part, running *bool) (spec Spec, localFirst bool, conflicts 
 }
 
 // addPort adds a port unless spec has it, and returns a conflict, if any.
-func addPort(spec *Spec, port Port) string {
+func addPort(spec *origin.Spec, port origin.Port) string {
 	for _, have := range spec.Ports {
 		same := have.Protocol == port.Protocol && have.Port == port.Port
 		switch {
 		case have.Name == port.Name && same:
 			if have.AppProtocol != port.AppProtocol {
-				return fmt.Sprintf("appProtocol of port %s", describe(port))
+				return fmt.Sprintf("appProtocol of port %s", port)
 			}
 			return ""
 		case have.Name == port.Name:
-			return fmt.Sprintf("port %s: %s elsewhere", describe(port), describe(have))
+			return fmt.Sprintf("port %s: %s elsewhere", port, have)
 		case same:
-			return fmt.Sprintf("port %s: named %q elsewhere", describe(port), have.Name)
+			return fmt.Sprintf("port %s: named %q elsewhere", port, have.Name)
 		case have.Name == "" || port.Name == "":
 			// Only a single port may go without a name.
-			return fmt.Sprintf("port %s beside %s", describe(port), describe(have))
+			return fmt.Sprintf("port %s beside %s", port, have)
 		}
 	}
 	spec.Ports = append(spec.Ports, port)
 	return ""
-}
-
-func describe(p Port) string {
-	return strings.TrimSpace(fmt.Sprintf("%s %d/%s", p.Name, p.Port, p.Protocol))
 }

@@ -5,13 +5,15 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
-func tcp(name string, port int32) Port {
-	return Port{Name: name, Protocol: corev1.ProtocolTCP, Port: port, Target: intstr.FromInt32(port)}
+func tcp(name string, port int32) origin.Port {
+	return origin.Port{Name: name, Protocol: corev1.ProtocolTCP, Port: port, Target: intstr.FromInt32(port)}
 }
 
-func udp(name string, port int32) Port {
+func udp(name string, port int32) origin.Port {
 	p := tcp(name, port)
 	p.Protocol = corev1.ProtocolUDP
 	return p
@@ -43,13 +45,13 @@ func TestHintsCoverAllZones(t *testing.T) {
 // TestAcceptedOrderCountsBeforeItIsWritten adds a remote with an early creation time before
 // the accepted order of an earlier remote has been written.
 func TestAcceptedOrderCountsBeforeItIsWritten(t *testing.T) {
-	web := Key{"shop", "web"}
+	web := origin.Key{Namespace: "shop", Name: "web"}
 	w := newWorld(append(testClusters(), clusterConfig{name: "late", prefix: "c3"})...)
-	w.says(t, setID{"merit", merged}, newOrigin(web, 2000, 80, Traits{}))
-	w.hears(setID{"aws", merged}, newOrigin(web, 3000, 80, Traits{}))
+	w.says(t, setID{"merit", merged}, newOrigin(web, 2000, 80, origin.Traits{}))
+	w.hears(setID{"aws", merged}, newOrigin(web, 3000, 80, origin.Traits{}))
 	Desired(w.Snapshot, w.memo)
 	w.seen()
-	w.says(t, setID{"late", merged}, newOrigin(web, 1, 80, Traits{}))
+	w.says(t, setID{"late", merged}, newOrigin(web, 1, 80, origin.Traits{}))
 	if got, want := w.services[GlobalName(web)].Annotations[annotAccepted], "merit,aws,late"; got != want {
 		t.Errorf("accepted are %s, want %s", got, want)
 	}

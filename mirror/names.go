@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 const (
@@ -27,56 +28,26 @@ const (
 	longHash = 32
 )
 
-// Key names a Service in its cluster.
-type Key struct{ Namespace, Name string }
-
-// String returns namespace/name.
-func (k Key) String() string { return k.Namespace + "/" + k.Name }
-
-// ID identifies the origin of a local service. A global one has no cluster, an import of the
-// Multi-Cluster Services API has clusterSet.
-type ID struct {
-	Cluster string
-	Key
-}
-
-// clusterSet stands for all clusters of a cluster set. No cluster has that name.
-const clusterSet = "*"
-
-// Global reports whether the service is merged from several clusters.
-func (id ID) Global() bool { return id.Cluster == "" }
-
-// Import reports whether the service is imported from a cluster set.
-func (id ID) Import() bool { return id.Cluster == clusterSet }
-
-// String returns cluster/namespace/name, global/namespace/name or clusterset/namespace/name.
-func (id ID) String() string {
-	if id.Import() {
-		return "clusterset/" + id.Key.String()
-	}
-	return cmp.Or(id.Cluster, "global") + "/" + id.Key.String()
-}
-
 // importKey returns the key of an import by its name among local services, namespace/name.
 // Other local services are all in one namespace, and their names have none.
-func importKey(name string) (k Key, is bool) {
+func importKey(name string) (k origin.Key, is bool) {
 	k.Namespace, k.Name, is = strings.Cut(name, "/")
 	return k, is
 }
 
 // Name returns the name of the mirror of a service of a remote cluster
 // with a prefix.
-func Name(prefix string, origin Key) string {
-	return shortened(fullName(prefix, origin))
+func Name(prefix string, of origin.Key) string {
+	return shortened(fullName(prefix, of))
 }
 
 // GlobalName returns the name of the global service of a namespace and name.
-func GlobalName(origin Key) string {
-	return shortened(fullName(globalPrefix, origin))
+func GlobalName(of origin.Key) string {
+	return shortened(fullName(globalPrefix, of))
 }
 
-func fullName(prefix string, origin Key) string {
-	return prefix + "-" + origin.Namespace + "-" + separator + "-" + origin.Name
+func fullName(prefix string, of origin.Key) string {
+	return prefix + "-" + of.Namespace + "-" + separator + "-" + of.Name
 }
 
 // shortened returns the full name, or if it is too long its beginning and a hash.
@@ -96,7 +67,7 @@ func hash(text string, digits int) string {
 // sliceName returns the name of the local copy of an EndpointSlice. It depends on the
 // address type, which is immutable. It has a long hash because each cluster chooses the
 // names of its slices, and must not be able to collide with those of another one.
-func sliceName(service, cluster string, s *OriginSlice) string {
+func sliceName(service, cluster string, s *origin.Slice) string {
 	return service + "-" + hash(strings.Join([]string{cluster, s.Service.Namespace, s.Name, string(s.Family)}, "/"), longHash)
 }
 
@@ -111,7 +82,7 @@ func sliceOf(name string) (service string, ok bool) {
 
 // claim is the claim of one origin to a name.
 type claim struct {
-	id      ID
+	id      origin.ID
 	prefix  string
 	created time.Time // of the origin of a mirror
 	// local is whether a global service is one of the local cluster as well,
@@ -144,7 +115,7 @@ func compareClaims(a, b claim) int {
 	return cmp.Or(
 		-boolCompare(a.local, b.local), -boolCompare(a.holds, b.holds),
 		-boolCompare(a.id.Global(), b.id.Global()), -cmp.Compare(len(a.prefix), len(b.prefix)),
-		age, -boolCompare(a.short(), b.short()), compareIDs(a.id, b.id),
+		age, -boolCompare(a.short(), b.short()), origin.CompareIDs(a.id, b.id),
 	)
 }
 

@@ -8,6 +8,8 @@ import (
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 func FuzzNames(f *testing.F) {
@@ -23,8 +25,8 @@ func FuzzNames(f *testing.F) {
 		if len(validation.IsDNS1035Label(prefix)) > 0 {
 			t.Skip()
 		}
-		first := claim{id: ID{"one", Key{namespace, name}}, prefix: prefix}
-		second := claim{id: ID{"one", Key{namespace2, name2}}, prefix: prefix}
+		first := claim{id: origin.ID{Cluster: "one", Key: origin.Key{Namespace: namespace, Name: name}}, prefix: prefix}
+		second := claim{id: origin.ID{Cluster: "one", Key: origin.Key{Namespace: namespace2, Name: name2}}, prefix: prefix}
 		for rank := range 2 {
 			if got := first.nameOf(rank); len(validation.IsDNS1035Label(got)) > 0 {
 				t.Errorf("rank %d: %q is not a valid service name: %v", rank, got, validation.IsDNS1035Label(got))
@@ -44,15 +46,15 @@ func FuzzNames(f *testing.F) {
 func TestClaimsAreOrdered(t *testing.T) {
 	old, young := time.Unix(1, 0), time.Unix(2, 0)
 	inOrder := []claim{
-		{id: ID{"", Key{"x-y", "z"}}, prefix: "gl", local: true},
-		{id: ID{"zzz", Key{"x-y", "z"}}, prefix: "c", holds: true, created: young},
-		{id: ID{"", Key{"x-y", strings.Repeat("n", 63)}}, prefix: "gl"},
-		{id: ID{"", Key{"x-y", "a"}}, prefix: "gl"},
-		{id: ID{"", Key{"x-y", "n"}}, prefix: "gl"},
-		{id: ID{"long", Key{"y", "n"}}, prefix: "c1-x", created: young},
-		{id: ID{"aaa", Key{"x-y", "n"}}, prefix: "c1", created: old},
-		{id: ID{"aaa", Key{"x-y", "m"}}, prefix: "c1", created: young},
-		{id: ID{"bbb", Key{"x-y", "a"}}, prefix: "c2", created: old},
+		{id: origin.ID{Cluster: "", Key: origin.Key{Namespace: "x-y", Name: "z"}}, prefix: "gl", local: true},
+		{id: origin.ID{Cluster: "zzz", Key: origin.Key{Namespace: "x-y", Name: "z"}}, prefix: "c", holds: true, created: young},
+		{id: origin.ID{Cluster: "", Key: origin.Key{Namespace: "x-y", Name: strings.Repeat("n", 63)}}, prefix: "gl"},
+		{id: origin.ID{Cluster: "", Key: origin.Key{Namespace: "x-y", Name: "a"}}, prefix: "gl"},
+		{id: origin.ID{Cluster: "", Key: origin.Key{Namespace: "x-y", Name: "n"}}, prefix: "gl"},
+		{id: origin.ID{Cluster: "long", Key: origin.Key{Namespace: "y", Name: "n"}}, prefix: "c1-x", created: young},
+		{id: origin.ID{Cluster: "aaa", Key: origin.Key{Namespace: "x-y", Name: "n"}}, prefix: "c1", created: old},
+		{id: origin.ID{Cluster: "aaa", Key: origin.Key{Namespace: "x-y", Name: "m"}}, prefix: "c1", created: young},
+		{id: origin.ID{Cluster: "bbb", Key: origin.Key{Namespace: "x-y", Name: "a"}}, prefix: "c2", created: old},
 	}
 	for i := range inOrder {
 		for j := range inOrder {
@@ -67,10 +69,10 @@ func TestClaimsAreOrdered(t *testing.T) {
 // TestClaimsOfOneNameGetDifferentNames claims one name with several combinations of prefix
 // and namespace.
 func TestClaimsOfOneNameGetDifferentNames(t *testing.T) {
-	names := map[string]ID{}
+	names := map[string]origin.ID{}
 	for _, c := range []claim{
-		{id: ID{"one", Key{"x-y-z", "n"}}, prefix: "c1"}, {id: ID{"two", Key{"y-z", "n"}}, prefix: "c1-x"},
-		{id: ID{"three", Key{"z", "n"}}, prefix: "c1-x-y"},
+		{id: origin.ID{Cluster: "one", Key: origin.Key{Namespace: "x-y-z", Name: "n"}}, prefix: "c1"}, {id: origin.ID{Cluster: "two", Key: origin.Key{Namespace: "y-z", Name: "n"}}, prefix: "c1-x"},
+		{id: origin.ID{Cluster: "three", Key: origin.Key{Namespace: "z", Name: "n"}}, prefix: "c1-x-y"},
 	} {
 		if got, want := c.nameOf(0), "c1-x-y-z-73736d-n"; got != want {
 			t.Errorf("%v claims %s, want %s", c.id, got, want)
@@ -86,9 +88,9 @@ func TestClaimsOfOneNameGetDifferentNames(t *testing.T) {
 }
 
 func TestSliceNames(t *testing.T) {
-	web := Key{"shop", "web"}
-	slice := func(name string, family discoveryv1.AddressType) *OriginSlice {
-		return &OriginSlice{Name: name, Service: web, Family: family}
+	web := origin.Key{Namespace: "shop", Name: "web"}
+	slice := func(name string, family discoveryv1.AddressType) *origin.Slice {
+		return &origin.Slice{Name: name, Service: web, Family: family}
 	}
 	names := map[string]bool{}
 	for _, name := range []string{

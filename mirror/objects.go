@@ -15,6 +15,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // Labels and annotations of our objects. Those of Services are the original tool's, so that
@@ -34,15 +35,9 @@ const (
 	legacySliceFrom = "mirror-endpointslice-sync-name"
 )
 
-// Labels and annotations that users set.
-const (
-	// labelLocalMinimum of a local service is the minimum number of its ready endpoints for
-	// a global service to prefer them.
-	labelLocalMinimum = annotationFrom + "global-service-local-minimum"
-	// annotDrained is on the Service kubernetes in the namespace default of a drained
-	// cluster.
-	annotDrained = annotationFrom + "drained"
-)
+// annotDrained is set by users, on the Service kubernetes in the namespace default of a
+// drained cluster.
+const annotDrained = annotationFrom + "drained"
 
 // Labels and annotations that we set and remove.
 //
@@ -66,9 +61,9 @@ type Service struct {
 	Name string
 	// Absent: the service must not exist.
 	Absent  bool
-	Origin  ID
-	Instead *ID // the origin that has the claimed name; nil: this one
-	Spec    Spec
+	Origin  origin.ID
+	Instead *origin.ID // the origin that has the claimed name; nil: this one
+	Spec    origin.Spec
 	// Clusters are those of a global service, sorted, Accepted those of them that
 	// are remote, the first accepted first.
 	Clusters, Accepted []string
@@ -133,9 +128,9 @@ func (t *Tally) reject(count int, example string) {
 // Slice is the desired state of one local EndpointSlice.
 type Slice struct {
 	Name, Cluster string
-	Endpoints     []Endpoint
+	Endpoints     []origin.Endpoint
 
-	origin   *OriginSlice
+	origin   *origin.Slice
 	zones    []string // hints; nil: none
 	headless bool
 	sum      sum
@@ -210,7 +205,7 @@ func (t *Service) service(namespace string) *corev1.Service {
 
 // families returns the IP families of the origin. With both, the local cluster decides on
 // the order, or on the only family that it has.
-func families(t Traits) (*corev1.IPFamilyPolicy, []corev1.IPFamily) {
+func families(t origin.Traits) (*corev1.IPFamilyPolicy, []corev1.IPFamily) {
 	single, both := corev1.IPFamilyPolicySingleStack, corev1.IPFamilyPolicyPreferDualStack
 	switch {
 	case t.IPv4 && t.IPv6:
@@ -250,7 +245,7 @@ func (w *Slice) object(namespace, service string) *discoveryv1.EndpointSlice {
 		endpoint := discoveryv1.Endpoint{
 			Addresses: []string{e.Address.String()},
 			Conditions: discoveryv1.EndpointConditions{
-				Ready: e.Ready.pointer(), Serving: e.Serving.pointer(), Terminating: e.Terminating.pointer(),
+				Ready: e.Ready.Pointer(), Serving: e.Serving.Pointer(), Terminating: e.Terminating.Pointer(),
 			},
 			Hints: hints(w.zones, i),
 		}
@@ -346,7 +341,7 @@ func (h summer) sliceOf(s *discoveryv1.EndpointSlice, own func(*discoveryv1.Endp
 }
 
 func (h summer) ports(ports []discoveryv1.EndpointPort) sum {
-	return h.of(named(ports))
+	return h.of(origin.Named(ports))
 }
 
 // withPorts returns the sum of a slice with other ports.

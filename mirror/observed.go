@@ -11,6 +11,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // identity has the common fields of objects of the mirror namespace.
@@ -31,14 +32,14 @@ type identity struct {
 // ObservedService is a Service of the mirror namespace.
 type ObservedService struct {
 	identity
-	id         ID     // origin; without a cluster if unknown
-	prefix     string // identifies the remote of a mirror of the original tool
+	id         origin.ID // origin; without a cluster if unknown
+	prefix     string    // identifies the remote of a mirror of the original tool
 	global     bool
 	clusters   []string // of a global service
 	accepted   []string // the remote ones, in the order of acceptance; empty: unknown
 	localFirst bool
 	family     corev1.IPFamily // of its first address
-	spec       Spec
+	spec       origin.Spec
 	ips        []string          // of a derived one
 	families   []corev1.IPFamily // of a derived one
 }
@@ -82,11 +83,11 @@ func isMadeSlice(s *discoveryv1.EndpointSlice) bool {
 func (h summer) observedService(s *corev1.Service) *ObservedService {
 	o := &ObservedService{
 		identity:   identity{Meta: keep.Meta{Name: s.Name, UID: string(s.UID), ResourceVersion: s.ResourceVersion}, sum: h.service(s)},
-		id:         ID{s.Annotations[annotCluster], Key{s.Annotations[annotNamespace], s.Annotations[annotName]}},
+		id:         origin.ID{Cluster: s.Annotations[annotCluster], Key: origin.Key{Namespace: s.Annotations[annotNamespace], Name: s.Annotations[annotName]}},
 		prefix:     s.Labels[labelPrefix],
 		global:     isGlobal(s),
 		localFirst: s.Spec.TrafficDistribution != nil,
-		spec:       trimSpec(&s.Spec),
+		spec:       origin.TrimSpec(&s.Spec),
 	}
 	if len(s.Spec.IPFamilies) > 0 {
 		o.family = s.Spec.IPFamilies[0]
@@ -128,7 +129,7 @@ func (h summer) observedSlice(s *discoveryv1.EndpointSlice) *ObservedSlice {
 		if service, ok := sliceOf(s.Name); ok {
 			o.service = service
 		}
-		o.ports = named(s.Ports)
+		o.ports = origin.Named(s.Ports)
 		for i := range s.Endpoints {
 			e := &s.Endpoints[i]
 			for _, text := range e.Addresses {
@@ -168,7 +169,7 @@ type local struct {
 	slices    *sliceIndex
 	endpoints *keep.Ledger[ObservedEndpoints]
 	// globals are the names of global services by their origin.
-	globals map[Key]map[string]struct{}
+	globals map[origin.Key]map[string]struct{}
 	// made are the numbers of our objects by the cluster of their origin.
 	made map[string]made
 	// imported has the objects of imports.
@@ -183,7 +184,7 @@ func newLocal(notify func()) *local {
 		services:  keep.NewLedger(keep.LedgerConfig[ObservedService]{Meta: (*ObservedService).meta, Notify: notify}),
 		slices:    newSliceIndex(notify),
 		endpoints: keep.NewLedger(keep.LedgerConfig[ObservedEndpoints]{Meta: (*ObservedEndpoints).meta, Notify: notify}),
-		globals:   map[Key]map[string]struct{}{},
+		globals:   map[origin.Key]map[string]struct{}{},
 		made:      map[string]made{},
 		imported:  newImported(notify),
 	}
@@ -191,8 +192,8 @@ func newLocal(notify func()) *local {
 
 // update returns the names of local services of which the Service, a slice or the Endpoints
 // object has changed, and the origins of the changed global Services.
-func (l *local) update() (names map[string]struct{}, globals map[Key]struct{}) {
-	names, globals = map[string]struct{}{}, map[Key]struct{}{}
+func (l *local) update() (names map[string]struct{}, globals map[origin.Key]struct{}) {
+	names, globals = map[string]struct{}{}, map[origin.Key]struct{}{}
 	for _, c := range l.services.Changes() {
 		names[c.Key] = struct{}{}
 		l.countService(c.Before, -1)
@@ -321,7 +322,7 @@ func (x *sliceIndex) of(service string, want *Service) map[string]*ObservedSlice
 
 // global returns the local object of a global service, or nil. While a name changes there
 // may be several: it returns the first one by name.
-func (l *local) global(k Key) *ObservedService {
+func (l *local) global(k origin.Key) *ObservedService {
 	var first *ObservedService
 	for name := range l.globals[k] {
 		if o := l.services.Get(name); o != nil && o.ours && o.id.Key == k && (first == nil || o.Name < first.Name) {

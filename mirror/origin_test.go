@@ -2,79 +2,15 @@ package mirror
 
 import (
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
-
-func TestRefusal(t *testing.T) {
-	subnets := []netip.Prefix{netip.MustParsePrefix("10.4.0.0/16"), netip.MustParsePrefix("fd00:10:4::/48")}
-	for _, c := range []struct {
-		address string
-		family  discoveryv1.AddressType
-		subnets []netip.Prefix
-		ok      bool
-	}{
-		{"10.4.0.1", "IPv4", subnets, true},
-		{"fd00:10:4::1", "IPv6", subnets, true},
-		{"10.5.0.1", "IPv4", subnets, false},
-		{"10.5.0.1", "IPv4", nil, true},
-		{"10.4.0.1", "IPv6", subnets, false},
-		{"fd00:10:4::1", "IPv4", subnets, false},
-		{"::ffff:10.4.0.1", "IPv6", subnets, false},
-		{"fe80::1%eth0", "IPv6", nil, false},
-		{"127.0.0.1", "IPv4", nil, false},
-		{"0.0.0.0", "IPv4", nil, false},
-		{"::", "IPv6", nil, false},
-		{"::1", "IPv6", nil, false},
-		{"169.254.169.254", "IPv4", nil, false},
-		{"fe80::1", "IPv6", nil, false},
-		{"224.0.0.1", "IPv4", nil, false},
-		{"ff02::1", "IPv6", nil, false},
-	} {
-		if why := rejection(netip.MustParseAddr(c.address), c.family, c.subnets); (why == "") != c.ok {
-			t.Errorf("%s as %s in %v: %q", c.address, c.family, c.subnets, why)
-		}
-	}
-}
-
-func TestTrimSliceKeepsNothingOfPods(t *testing.T) {
-	name, hostname, bad, port, yes := "http", "db-0", "Not A Label", int32(80), true
-	s := &discoveryv1.EndpointSlice{
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port}, {Port: &port}},
-		Endpoints: []discoveryv1.Endpoint{
-			{Addresses: []string{"10.4.0.2", "10.4.0.9"}, Hostname: &hostname, NodeName: &name, Zone: &name, TargetRef: &corev1.ObjectReference{}},
-			{Addresses: []string{"10.4.0.1"}, Hostname: &bad, Conditions: discoveryv1.EndpointConditions{Ready: &yes}},
-			{Addresses: []string{"10.4.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: &yes}},
-			{Addresses: []string{"010.4.0.1"}},
-			{},
-		},
-	}
-	if _, ok := trimSlice(s); ok {
-		t.Error("a slice of no service is kept")
-	}
-	s.Labels = map[string]string{discoveryv1.LabelServiceName: "db"}
-	got, _ := trimSlice(s)
-	want := []Endpoint{
-		{Address: netip.MustParseAddr("10.4.0.1"), Ready: True},
-		{Address: netip.MustParseAddr("10.4.0.2"), Hostname: "db-0", Node: "http"},
-	}
-	if !slices.Equal(got.Endpoints, want) {
-		t.Errorf("endpoints %+v, want %+v", got.Endpoints, want)
-	}
-	if !slices.Equal(got.Unreadable, []string{"010.4.0.1"}) {
-		t.Errorf("unreadable %v", got.Unreadable)
-	}
-	if p := got.Ports[1]; *p.Name != "" || *p.Protocol != corev1.ProtocolTCP {
-		t.Errorf("port without a name: %+v", p)
-	}
-}
 
 // TestTextOfARemoteIsTruncated adds objects with long or invalid names, families and
 // addresses to a remote.
@@ -84,24 +20,24 @@ func TestTextOfARemoteIsTruncated(t *testing.T) {
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
 		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{long}}},
 	}
-	w, id, web := newWorld(), setID{"aws", mirrored}, Key{"shop", "web"}
+	w, id, web := newWorld(), setID{"aws", mirrored}, origin.Key{Namespace: "shop", Name: "web"}
 	for _, family := range []string{"IPv4", long} {
 		s.Name, s.AddressType = "web-"+family[:1], discoveryv1.AddressType(family)
-		sl, _ := trimSlice(s)
+		sl, _ := origin.TrimSlice(s)
 		w.slice(id, nil, sl)
 	}
 	for name, rejected := range map[string]bool{"web": false, "A/../../nodes/x": true, "a.b": true, long: true} {
 		service := svc(name)
 		service.Namespace = "shop"
-		if o := trimOrigin(service, nil); (o.Reject != "") != rejected {
+		if o := origin.TrimService(service, nil); (o.Reject != "") != rejected {
 			t.Errorf("%.40q: %q", name, o.Reject)
 		}
 		service.Namespace, service.Name = name, "web"
-		if o := trimOrigin(service, nil); (o.Reject != "") != rejected {
+		if o := origin.TrimService(service, nil); (o.Reject != "") != rejected {
 			t.Errorf("namespace %.40q: %q", name, o.Reject)
 		}
 	}
-	w.says(t, id, newOrigin(web, 1, 80, Traits{}))
+	w.says(t, id, newOrigin(web, 1, 80, origin.Traits{}))
 	tally := w.memo.services[Name("c1", web)].Tallies["aws"]
 	if tally.Rejected != 2 || len(tally.Example) > 1000 || strings.Contains(tally.Example, "\x1b") {
 		t.Errorf("%d rejected, with an example of %d bytes: %.80q", tally.Rejected, len(tally.Example), tally.Example)
@@ -124,19 +60,19 @@ func FuzzSlice(f *testing.F) {
 			},
 		}
 		s.Labels = map[string]string{discoveryv1.LabelServiceName: "web"}
-		sl, ok := trimSlice(s)
+		sl, ok := origin.TrimSlice(s)
 		if !ok {
 			t.Fatal("not kept")
 		}
-		if again, _ := trimSlice(s); !sl.Equal(again) {
+		if again, _ := origin.TrimSlice(s); !sl.Equal(again) {
 			t.Error("differs when read again")
 		}
 		subnet := netip.MustParsePrefix("10.4.0.0/16")
-		id, k := setID{"aws", mirrored}, Key{"shop", "web"}
+		id, k := setID{"aws", mirrored}, origin.Key{Namespace: "shop", Name: "web"}
 		w := newWorld(clusterConfig{name: "gcp", local: true}, clusterConfig{name: "aws", subnets: []netip.Prefix{subnet}})
 		sl.Service = k
 		w.slice(id, nil, sl)
-		w.origin(id, k, newOrigin(k, 1, 80, Traits{}))
+		w.origin(id, k, newOrigin(k, 1, 80, origin.Traits{}))
 		for _, want := range Desired(w.Snapshot, w.memo)[0].Slices {
 			object := want.object("sys-semaphore", "web")
 			for _, p := range object.Ports {

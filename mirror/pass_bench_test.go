@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // BenchmarkEvent is the cost of one changed endpoint, from what a feed hands out to
@@ -36,7 +37,7 @@ func TestWorkPerEventIsConstant(t *testing.T) {
 // ten endpoints, and writes what follows.
 func events(n int) (event func()) {
 	w, id := newWorld(), setID{"aws", mirrored}
-	name := func(i int) Key { return Key{"shop", fmt.Sprintf("web-%05d", i)} }
+	name := func(i int) origin.Key { return origin.Key{Namespace: "shop", Name: fmt.Sprintf("web-%05d", i)} }
 	addresses := func(i int) (all []string) {
 		for e := range 10 {
 			all = append(all, fmt.Sprintf("10.4.%d.%d", i%251, 1+(i+e)%249))
@@ -45,7 +46,7 @@ func events(n int) (event func()) {
 	}
 	for i := range n {
 		w.has(id, name(i), "slice", addresses(i)...)
-		w.origin(id, name(i), newOrigin(name(i), 1, 80, Traits{}))
+		w.origin(id, name(i), newOrigin(name(i), 1, 80, origin.Traits{}))
 	}
 	take := func() []Service {
 		all := Desired(w.Snapshot, w.memo)

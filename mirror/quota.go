@@ -9,12 +9,13 @@ import (
 	"strings"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // originRef identifies an origin in a set.
 type originRef struct {
 	set setID
-	key Key
+	key origin.Key
 }
 
 // quota counts the objects created for one remote, and what is omitted because of its
@@ -30,7 +31,7 @@ type quota struct {
 	waiting            map[originRef]struct{} // origins beyond the quota
 	// short and tried are services without all of their slices or addresses: tried ones had
 	// no quota since some was released. again is whether more was released since then.
-	short, tried map[ID]struct{}
+	short, tried map[origin.ID]struct{}
 	again        bool
 }
 
@@ -44,7 +45,7 @@ func newQuotas(s *Snapshot) map[string]*quota {
 			quotas[set.cluster.name] = &quota{
 				bounds:   set.cluster.bounds,
 				admitted: map[originRef]struct{}{}, waiting: map[originRef]struct{}{},
-				short: map[ID]struct{}{}, tried: map[ID]struct{}{},
+				short: map[origin.ID]struct{}{}, tried: map[origin.ID]struct{}{},
 			}
 		}
 	}
@@ -54,7 +55,7 @@ func newQuotas(s *Snapshot) map[string]*quota {
 func within(used, bound int) bool { return bound <= 0 || used < bound }
 
 // waits reports whether an origin waits for quota.
-func (m *Memo) waits(id setID, k Key) bool {
+func (m *Memo) waits(id setID, k origin.Key) bool {
 	r := m.quotas[id.cluster]
 	if r == nil {
 		return false
@@ -64,7 +65,7 @@ func (m *Memo) waits(id setID, k Key) bool {
 }
 
 // admit admits origins within the quota: first those that exist in the local cluster.
-func (m *Memo) admit(s *Snapshot, origins map[ID]struct{}) {
+func (m *Memo) admit(s *Snapshot, origins map[origin.ID]struct{}) {
 	var others []originRef
 	for id := range origins {
 		for _, p := range s.originRefs(id) {
@@ -87,7 +88,7 @@ func (m *Memo) admit(s *Snapshot, origins map[ID]struct{}) {
 		}
 	}
 	slices.SortFunc(others, func(a, b originRef) int {
-		return cmp.Or(cmp.Compare(a.set.kind, b.set.kind), compareIDs(ID{a.set.cluster, a.key}, ID{b.set.cluster, b.key}))
+		return cmp.Or(cmp.Compare(a.set.kind, b.set.kind), origin.CompareIDs(origin.ID{Cluster: a.set.cluster, Key: a.key}, origin.ID{Cluster: b.set.cluster, Key: b.key}))
 	})
 	for _, p := range others {
 		if r := m.quotas[p.set.cluster]; within(r.used.Services, r.bounds.Services) {
@@ -113,7 +114,7 @@ func (r *quota) leave(p originRef) {
 }
 
 // originRefs returns the sets in which an origin may be.
-func (s *Snapshot) originRefs(id ID) []originRef {
+func (s *Snapshot) originRefs(id origin.ID) []originRef {
 	if !id.Global() && !id.Import() {
 		return []originRef{{setID{id.Cluster, mirrored}, id.Key}}
 	}
@@ -131,8 +132,8 @@ func (r *quota) missing() int { return len(r.waiting) + len(r.short) + len(r.tri
 
 // refill returns omitted origins for which there may be quota by now, in random order, so
 // that a remote can't choose them. more: there are others.
-func (m *Memo) refill() (again map[ID]struct{}, more bool) {
-	again = map[ID]struct{}{}
+func (m *Memo) refill() (again map[origin.ID]struct{}, more bool) {
+	again = map[origin.ID]struct{}{}
 	for _, r := range m.quotas {
 		free := r.bounds.Services - r.used.Services
 		for p := range r.waiting {
@@ -162,33 +163,33 @@ func (m *Memo) refill() (again map[ID]struct{}, more bool) {
 	return again, more
 }
 
-func (p originRef) id() ID { return p.set.kind.id(p.set.cluster, p.key) }
+func (p originRef) id() origin.ID { return p.set.kind.id(p.set.cluster, p.key) }
 
 // candidate is a slice that may be copied.
 type candidate struct {
 	cluster *clusterConfig
-	origin  *OriginSlice
+	origin  *origin.Slice
 	zones   []string
 	name    string
 	exists  bool // there is a local copy
 	// endpoints are the accepted ones.
-	endpoints []Endpoint
+	endpoints []origin.Endpoint
 }
 
 // builder builds services, one at a time, within the bounds of their clusters.
 type builder struct {
 	s          *Snapshot
 	m          *Memo
-	before     *Service                // previous state of the service; nil: none
-	prior      map[string]*Slice       // its slices
-	here       map[ID][]*ObservedSlice // existing slices of new services
+	before     *Service                       // previous state of the service; nil: none
+	prior      map[string]*Slice              // its slices
+	here       map[origin.ID][]*ObservedSlice // existing slices of new services
 	candidates []candidate
 }
 
 // builder returns a builder for the services now, which replace those before. Existing
 // slices keep their quota.
-func (m *Memo) builder(s *Snapshot, now []*Service, before map[ID]*Service) *builder {
-	b := &builder{s: s, m: m, here: map[ID][]*ObservedSlice{}}
+func (m *Memo) builder(s *Snapshot, now []*Service, before map[origin.ID]*Service) *builder {
+	b := &builder{s: s, m: m, here: map[origin.ID][]*ObservedSlice{}}
 	gone := maps.Clone(before)
 	for _, w := range now {
 		if delete(gone, w.Origin); before[w.Origin] != nil {
@@ -214,7 +215,7 @@ func (m *Memo) occupy(cluster string, slices, addresses int) {
 }
 
 // vacate releases the quota of a service.
-func (m *Memo) vacate(id ID, w *Service) {
+func (m *Memo) vacate(id origin.ID, w *Service) {
 	for i := range w.Slices {
 		m.occupy(w.Slices[i].Cluster, -1, -len(w.Slices[i].Endpoints))
 	}
@@ -242,7 +243,7 @@ func (b *builder) begin(w *Service, before *Service) {
 }
 
 // add adds a slice without rejected addresses.
-func (b *builder) add(w *Service, c *clusterConfig, sl *OriginSlice, zones []string) {
+func (b *builder) add(w *Service, c *clusterConfig, sl *origin.Slice, zones []string) {
 	tally := w.Tallies[c.name]
 	if tally == nil {
 		tally = &Tally{}
@@ -253,18 +254,18 @@ func (b *builder) add(w *Service, c *clusterConfig, sl *OriginSlice, zones []str
 		tally.reject(1, "slice "+sl.Name+": "+sl.Reject)
 		return
 	case sl.Family != "IPv4" && sl.Family != "IPv6":
-		tally.reject(len(sl.Endpoints)+len(sl.Unreadable), "slice "+sl.Name+" has addresses of type "+printable.Text(string(sl.Family), maxShown))
+		tally.reject(len(sl.Endpoints)+len(sl.Unreadable), "slice "+sl.Name+" has addresses of type "+printable.Text(string(sl.Family), origin.MaxShown))
 		return
 	}
 	for _, text := range sl.Unreadable {
 		tally.reject(1, text+": not an address")
 	}
 	e := candidate{cluster: c, origin: sl, zones: zones, name: sliceName(w.Name, c.name, sl), endpoints: sl.Endpoints}
-	bad := func(e Endpoint) bool { return rejection(e.Address, sl.Family, c.subnets) != "" }
+	bad := func(e origin.Endpoint) bool { return origin.Rejection(e.Address, sl.Family, c.subnets) != "" }
 	if slices.ContainsFunc(sl.Endpoints, bad) {
 		e.endpoints = slices.DeleteFunc(slices.Clone(sl.Endpoints), bad)
 		for _, p := range sl.Endpoints {
-			if why := rejection(p.Address, sl.Family, c.subnets); why != "" {
+			if why := origin.Rejection(p.Address, sl.Family, c.subnets); why != "" {
 				tally.reject(1, p.Address.String()+": "+why)
 			}
 		}
@@ -278,15 +279,15 @@ func (b *builder) add(w *Service, c *clusterConfig, sl *OriginSlice, zones []str
 // withdraw marks endpoints on nodes with broken paths as neither ready nor serving, which
 // kube-proxy treats like removed ones; a serving endpoint would keep its UDP flows. They stay
 // in the slice, so that the quota doesn't depend on paths.
-func (b *builder) withdraw(endpoints []Endpoint, c *clusterConfig) []Endpoint {
-	is := func(e Endpoint) bool { return b.s.withdrawn(c, &e) }
+func (b *builder) withdraw(endpoints []origin.Endpoint, c *clusterConfig) []origin.Endpoint {
+	is := func(e origin.Endpoint) bool { return b.s.withdrawn(c, &e) }
 	if !slices.ContainsFunc(endpoints, is) {
 		return endpoints
 	}
 	endpoints = slices.Clone(endpoints)
 	for i := range endpoints {
 		if is(endpoints[i]) {
-			endpoints[i].Ready, endpoints[i].Serving = False, False
+			endpoints[i].Ready, endpoints[i].Serving = origin.False, origin.False
 		}
 	}
 	return endpoints
@@ -356,7 +357,7 @@ func (b *builder) grant(w *Service, e *candidate, tally *Tally) bool {
 		}
 	}
 	all := len(e.endpoints)
-	e.endpoints = slices.DeleteFunc(slices.Clone(e.endpoints), func(p Endpoint) bool {
+	e.endpoints = slices.DeleteFunc(slices.Clone(e.endpoints), func(p origin.Endpoint) bool {
 		if there[p.Address] {
 			return false
 		}

@@ -4,14 +4,16 @@ import (
 	"testing"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // TestSliceIsWrittenWhenItsPortsChange changes only the ports of a slice.
 func TestSliceIsWrittenWhenItsPortsChange(t *testing.T) {
-	aws, web := setID{"aws", mirrored}, Key{"b", "n"}
+	aws, web := setID{"aws", mirrored}, origin.Key{Namespace: "b", Name: "n"}
 	w := newWorld()
 	w.has(aws, web, "s", "10.4.0.1")
-	w.says(t, aws, newOrigin(web, 1, 80, Traits{}))
+	w.says(t, aws, newOrigin(web, 1, 80, origin.Traits{}))
 	before := w.sets[aws].slices[web]["s"]
 	for port := range int32(2) {
 		after := *before

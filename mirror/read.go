@@ -16,6 +16,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // selecting restricts requests to the objects that match a selector.
@@ -65,8 +66,8 @@ func endpointsOf(namespace string) func(kube.Client) kube.Resource[*corev1.Endpo
 // source has the feeds of the origins of one kind of one cluster, and of their slices.
 type source struct {
 	id      setID
-	origins *feeds.Tap[Origin]
-	slices  *feeds.Tap[OriginSlice]
+	origins *feeds.Tap[origin.Service]
+	slices  *feeds.Tap[origin.Slice]
 	drain   *kube.Feed[drainMark] // nil for mirrored origins
 	// exports are those of exported origins. Origins and slices are read once there is one, and
 	// the gate is open.
@@ -96,31 +97,31 @@ func (c *Controller) newSource(id setID, client func() (kube.Client, error), rem
 
 func (c *Controller) newSourceOf(id setID, client func() (kube.Client, error), remote *Remote, cfg sourceConfig) *source {
 	runner, prefix := cfg.runner, cfg.prefix
-	services := kube.WatchConfig[*Origin]{
+	services := kube.WatchConfig[*origin.Service]{
 		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: prefix + "services", Object: &corev1.Service{},
 		ListWatch: kube.ReadServices(client, metav1.NamespaceAll, selecting(cfg.services)),
 		Count:     c.metrics.events(id.cluster+"-serviceWatcher", "service", runner),
-		Keep: func(obj runtime.Object) (*Origin, bool) {
+		Keep: func(obj runtime.Object) (*origin.Service, bool) {
 			svc, ok := obj.(*corev1.Service)
 			if !ok || isMade(svc) {
 				return nil, false
 			}
-			return trimOrigin(svc, c.cfg.LocalFirstSelector), true
+			return origin.TrimService(svc, c.cfg.LocalFirstSelector), true
 		},
-		Equal: (*Origin).Equal, Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
+		Equal: (*origin.Service).Equal, Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
 	}
-	endpoints := kube.WatchConfig[*OriginSlice]{
+	endpoints := kube.WatchConfig[*origin.Slice]{
 		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: prefix + "endpointslices", Object: &discoveryv1.EndpointSlice{},
 		ListWatch: kube.ReadEndpointSlices(client, metav1.NamespaceAll, selecting(cfg.slices)),
 		Count:     c.metrics.events(id.cluster+"-endpointSliceWatcher", "endpointslice", runner),
-		Keep: func(obj runtime.Object) (*OriginSlice, bool) {
+		Keep: func(obj runtime.Object) (*origin.Slice, bool) {
 			sl, ok := obj.(*discoveryv1.EndpointSlice)
 			if !ok || isMadeSlice(sl) {
 				return nil, false
 			}
-			return trimSlice(sl)
+			return origin.TrimSlice(sl)
 		},
-		Equal: (*OriginSlice).Equal, Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
+		Equal: (*origin.Slice).Equal, Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
 	}
 	if remote != nil {
 		services.Bounds, endpoints.Bounds = remote.Bounds, remote.Bounds
@@ -140,14 +141,14 @@ func (src *source) read(s *Snapshot, zonesKnown bool) (more bool) {
 	if src.exports != nil {
 		put = s.exportable
 	}
-	origins := src.origins.Take(func(c *kube.Change[Origin]) {
+	origins := src.origins.Take(func(c *kube.Change[origin.Service]) {
 		o := c.After
 		if o == nil {
 			o = c.Before
 		}
 		put(src.id, o.Key, c.After)
 	})
-	slices := src.slices.Take(func(c *kube.Change[OriginSlice]) { s.slice(src.id, c.Before, c.After) })
+	slices := src.slices.Take(func(c *kube.Change[origin.Slice]) { s.slice(src.id, c.Before, c.After) })
 	exports, synced, stale := false, src.origins.Complete && src.slices.Complete, src.origins.Outdated || src.slices.Outdated
 	if src.exports != nil {
 		if exports, synced = src.readExports(s); !src.gate.IsOpen() {

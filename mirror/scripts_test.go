@@ -16,13 +16,14 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 	"github.com/kube-semaphore/kube-semaphore/internal/texttest"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 	"github.com/kube-semaphore/kube-semaphore/mirror/withdrawal"
 )
 
 // TestScripts runs the cases of testdata/scripts, whose README.md describes their format.
 func TestScripts(t *testing.T) {
 	texttest.Run(t, "testdata/scripts/*.txt", func(t *testing.T) func([]string) string {
-		s := &story{t: t, world: newWorld(), clusters: testClusters(), said: map[setID]map[Key]*saying{}}
+		s := &story{t: t, world: newWorld(), clusters: testClusters(), said: map[setID]map[origin.Key]*saying{}}
 		return s.step
 	})
 }
@@ -32,15 +33,15 @@ type story struct {
 	*world
 	t        *testing.T
 	clusters []clusterConfig
-	said     map[setID]map[Key]*saying
+	said     map[setID]map[origin.Key]*saying
 	last     *saying // that indented lines belong to
 }
 
 // saying is what a cluster has of one service.
 type saying struct {
 	id     setID
-	origin *Origin
-	slices []*OriginSlice
+	origin *origin.Service
+	slices []*origin.Slice
 }
 
 func (s *story) step(lines []string) string {
@@ -78,7 +79,7 @@ func (s *story) say() {
 	of := s.last
 	s.last = nil
 	if s.said[of.id] == nil {
-		s.said[of.id] = map[Key]*saying{}
+		s.said[of.id] = map[origin.Key]*saying{}
 	}
 	s.said[of.id][of.origin.Key] = of
 	s.hear(of)
@@ -139,7 +140,7 @@ func (s *story) restarts(clusters []string) {
 		}
 	}
 	s.restart(s.clusters...)
-	s.paths, s.legacy, s.localMinimum = withdrawal.New[ID](), before.legacy, before.localMinimum
+	s.paths, s.legacy, s.localMinimum = withdrawal.New[origin.ID](), before.legacy, before.localMinimum
 	if len(clusters) > 0 {
 		s.setRemoveAt(time.Unix(1e9, 0))
 	}
@@ -248,9 +249,9 @@ func (s *story) number(text string) int {
 
 // service takes the words about a service, such as "shop/web http=80 dns=53/UDP headless".
 func (s *story) service(id setID, words []string) {
-	of := Key{}
+	of := origin.Key{}
 	of.Namespace, of.Name, _ = strings.Cut(words[0], "/")
-	o := &Origin{Key: of, Created: time.Unix(1, 0), Spec: Spec{Traits: Traits{IPv4: true, IPv6: true}}}
+	o := &origin.Service{Key: of, Created: time.Unix(1, 0), Spec: origin.Spec{Traits: origin.Traits{IPv4: true, IPv6: true}}}
 	for _, word := range words[1:] {
 		name, value, _ := strings.Cut(word, "=")
 		switch name {
@@ -270,7 +271,7 @@ func (s *story) service(id setID, words []string) {
 			o.LocalMinimum = s.number(value)
 		default:
 			number, protocol, _ := strings.Cut(value, "/")
-			p := Port{Name: name, Protocol: corev1.ProtocolTCP, Port: int32(s.number(number)), Target: intstr.FromInt(s.number(number))}
+			p := origin.Port{Name: name, Protocol: corev1.ProtocolTCP, Port: int32(s.number(number)), Target: intstr.FromInt(s.number(number))}
 			if protocol != "" {
 				p.Protocol = corev1.Protocol(protocol)
 			}
@@ -278,7 +279,7 @@ func (s *story) service(id setID, words []string) {
 		}
 	}
 	if o == nil {
-		s.hear(&saying{id: id, origin: &Origin{Key: of}})
+		s.hear(&saying{id: id, origin: &origin.Service{Key: of}})
 		s.origin(id, of, nil)
 		delete(s.said[id], of)
 		return
@@ -289,9 +290,9 @@ func (s *story) service(id setID, words []string) {
 // slice returns a slice of the last service by its ports and endpoints, such as
 // "http,dns/UDP 10.4.0.1@a1=pod !10.4.0.2": with node and pod, and "!" for those that are not
 // ready.
-func (s *story) slice(words []string) *OriginSlice {
+func (s *story) slice(words []string) *origin.Slice {
 	of := s.last
-	sl := &OriginSlice{
+	sl := &origin.Slice{
 		Name: fmt.Sprintf("%s-%d", of.origin.Name, len(of.slices)), Service: of.origin.Key, Family: discoveryv1.AddressTypeIPv4,
 	}
 	for port := range strings.SplitSeq(words[0], ",") {
@@ -309,12 +310,12 @@ func (s *story) slice(words []string) *OriginSlice {
 		word, unready := strings.CutPrefix(word, "!")
 		word, target, _ := strings.Cut(word, "=")
 		address, node, _ := strings.Cut(word, "@")
-		e := Endpoint{Address: netip.MustParseAddr(address), Node: node, Ready: True}
+		e := origin.Endpoint{Address: netip.MustParseAddr(address), Node: node, Ready: origin.True}
 		if target != "" {
-			e.Target = targetOf(&corev1.ObjectReference{Kind: "Pod", Namespace: of.origin.Namespace, Name: target})
+			e.Target = origin.TargetOf(&corev1.ObjectReference{Kind: "Pod", Namespace: of.origin.Namespace, Name: target})
 		}
 		if unready {
-			e.Ready = False
+			e.Ready = origin.False
 		}
 		if e.Address.Is6() {
 			sl.Family = discoveryv1.AddressTypeIPv6

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 	"github.com/kube-semaphore/kube-semaphore/mirror/withdrawal"
 )
 
@@ -57,24 +58,24 @@ type set struct {
 	// synced is whether all have been listed since start, stale whether there was no contact
 	// for StaleAfter.
 	synced, stale bool
-	origins       map[Key]*Origin
-	slices        map[Key]map[string]*OriginSlice // by origin and name
+	origins       map[origin.Key]*origin.Service
+	slices        map[origin.Key]map[string]*origin.Slice // by origin and name
 	// services and exports are joined to the origins of a set of exported ones.
-	services map[Key]*Origin
-	exports  map[Key]*mcs.Export
+	services map[origin.Key]*origin.Service
+	exports  map[origin.Key]*mcs.Export
 }
 
-func (s *set) id(k Key) ID { return s.kind.id(s.cluster.name, k) }
+func (s *set) id(k origin.Key) origin.ID { return s.kind.id(s.cluster.name, k) }
 
 // id returns the ID of the local service of an origin.
-func (k kind) id(cluster string, key Key) ID {
+func (k kind) id(cluster string, key origin.Key) origin.ID {
 	switch k {
 	case merged:
-		return ID{Key: key}
+		return origin.ID{Key: key}
 	case exported:
-		return ID{clusterSet, key}
+		return origin.ID{Cluster: origin.ClusterSet, Key: key}
 	default:
-		return ID{cluster, key}
+		return origin.ID{Cluster: cluster, Key: key}
 	}
 }
 
@@ -102,7 +103,7 @@ type Snapshot struct {
 	departed map[string]bool
 	// legacy: Endpoints are written as well.
 	legacy bool
-	paths  *withdrawal.Table[ID]
+	paths  *withdrawal.Table[origin.ID]
 	// drained are the drained clusters. localMinimum is the minimum number of ready local
 	// endpoints for a global service to prefer them.
 	drained      map[string]bool
@@ -110,13 +111,13 @@ type Snapshot struct {
 	// all: anything may have changed. origins and names are the changed origins and local
 	// services.
 	all     bool
-	origins map[ID]struct{}
+	origins map[origin.ID]struct{}
 	names   map[string]struct{}
 }
 
 // newSnapshot returns an empty snapshot with the given kinds.
 func newSnapshot(clusters []clusterConfig, kinds []kind, local *local, sums summer) *Snapshot {
-	s := &Snapshot{sums: sums, sets: map[setID]*set{}, clusters: map[string]bool{}, local: local, paths: withdrawal.New[ID](), drained: map[string]bool{}, departed: map[string]bool{}}
+	s := &Snapshot{sums: sums, sets: map[setID]*set{}, clusters: map[string]bool{}, local: local, paths: withdrawal.New[origin.ID](), drained: map[string]bool{}, departed: map[string]bool{}}
 	for _, c := range clusters {
 		s.clusters[c.name] = true
 		for _, k := range kinds {
@@ -126,8 +127,8 @@ func newSnapshot(clusters []clusterConfig, kinds []kind, local *local, sums summ
 			id := setID{c.name, k}
 			s.order = append(s.order, id)
 			s.sets[id] = &set{
-				cluster: c, kind: k, origins: map[Key]*Origin{}, slices: map[Key]map[string]*OriginSlice{},
-				services: map[Key]*Origin{}, exports: map[Key]*mcs.Export{},
+				cluster: c, kind: k, origins: map[origin.Key]*origin.Service{}, slices: map[origin.Key]map[string]*origin.Slice{},
+				services: map[origin.Key]*origin.Service{}, exports: map[origin.Key]*mcs.Export{},
 			}
 		}
 	}
@@ -137,11 +138,11 @@ func newSnapshot(clusters []clusterConfig, kinds []kind, local *local, sums summ
 
 // seen resets what has changed.
 func (s *Snapshot) seen() {
-	s.all, s.origins, s.names = false, map[ID]struct{}{}, map[string]struct{}{}
+	s.all, s.origins, s.names = false, map[origin.ID]struct{}{}, map[string]struct{}{}
 }
 
 // origin updates an origin; nil: it was deleted.
-func (s *Snapshot) origin(id setID, k Key, after *Origin) {
+func (s *Snapshot) origin(id setID, k origin.Key, after *origin.Service) {
 	set := s.sets[id]
 	before := set.origins[k]
 	if after == nil {
@@ -155,7 +156,7 @@ func (s *Snapshot) origin(id setID, k Key, after *Origin) {
 }
 
 // slice replaces a slice; nil: none.
-func (s *Snapshot) slice(id setID, before, after *OriginSlice) {
+func (s *Snapshot) slice(id setID, before, after *origin.Slice) {
 	set := s.sets[id]
 	if before != nil {
 		delete(set.slices[before.Service], before.Name)
@@ -167,7 +168,7 @@ func (s *Snapshot) slice(id setID, before, after *OriginSlice) {
 	}
 	if after != nil {
 		if set.slices[after.Service] == nil {
-			set.slices[after.Service] = map[string]*OriginSlice{}
+			set.slices[after.Service] = map[string]*origin.Slice{}
 		}
 		set.slices[after.Service][after.Name] = after
 		s.changed(set, after.Service)
@@ -176,10 +177,10 @@ func (s *Snapshot) slice(id setID, before, after *OriginSlice) {
 }
 
 // uses reports whether the slices of a service are used.
-func (s *set) uses(service Key) bool { return s.kind != exported || s.exports[service] != nil }
+func (s *set) uses(service origin.Key) bool { return s.kind != exported || s.exports[service] != nil }
 
 // changed marks the local service of an origin as changed.
-func (s *Snapshot) changed(set *set, k Key) {
+func (s *Snapshot) changed(set *set, k origin.Key) {
 	if set.uses(k) {
 		s.origins[set.id(k)] = struct{}{}
 	}
@@ -187,7 +188,7 @@ func (s *Snapshot) changed(set *set, k Key) {
 
 // place adds or removes the nodes of a slice's endpoints in the path table, except for the
 // local cluster, which is reached without a tunnel, and for services that aren't exported.
-func (s *Snapshot) place(set *set, sl *OriginSlice, change int) {
+func (s *Snapshot) place(set *set, sl *origin.Slice, change int) {
 	if set.cluster.local || !set.uses(sl.Service) {
 		return
 	}
@@ -214,7 +215,7 @@ func (s *Snapshot) judge(now time.Time, changed func(n withdrawal.Node, withdraw
 }
 
 // withdrawn reports whether an endpoint of a cluster is withdrawn.
-func (s *Snapshot) withdrawn(c *clusterConfig, e *Endpoint) bool {
+func (s *Snapshot) withdrawn(c *clusterConfig, e *origin.Endpoint) bool {
 	return !c.local && e.Node != "" && s.paths.Withdrawn(withdrawal.Node{Cluster: c.name, Name: e.Node})
 }
 
@@ -241,14 +242,14 @@ func (s *Snapshot) sharedOf(set *set) {
 	if set.kind == exported {
 		for _, own := range s.local.imported.imports.All() {
 			if own.has(set.cluster.name) {
-				s.origins[ID{clusterSet, own.key}] = struct{}{}
+				s.origins[origin.ID{Cluster: origin.ClusterSet, Key: own.key}] = struct{}{}
 			}
 		}
 		return
 	}
 	for k := range s.local.globals {
 		if own := s.local.global(k); own != nil && slices.Contains(own.clusters, set.cluster.name) {
-			s.origins[ID{Key: k}] = struct{}{}
+			s.origins[origin.ID{Key: k}] = struct{}{}
 		}
 	}
 }
@@ -290,18 +291,18 @@ func (s *Snapshot) observe() {
 			why, _ := s.unknown(cluster, merged)
 			return why != ""
 		}) {
-			s.origins[ID{Key: own.id.Key}] = struct{}{}
+			s.origins[origin.ID{Key: own.id.Key}] = struct{}{}
 		}
 	}
 	for k := range globals {
-		s.origins[ID{Key: k}] = struct{}{}
+		s.origins[origin.ID{Key: k}] = struct{}{}
 	}
 }
 
 // observeImports marks what has changed in the objects of imports.
 func (s *Snapshot) observeImports() {
 	for k := range s.local.imported.update(s.names) {
-		s.origins[ID{clusterSet, k}] = struct{}{}
+		s.origins[origin.ID{Cluster: origin.ClusterSet, Key: k}] = struct{}{}
 	}
 }
 
@@ -342,7 +343,7 @@ func (s *Snapshot) clusterOf(o *ObservedService) string {
 }
 
 // exists reports whether an origin has a local service.
-func (s *Snapshot) exists(id setID, k Key) bool {
+func (s *Snapshot) exists(id setID, k origin.Key) bool {
 	switch id.kind {
 	case merged:
 		own := s.local.global(k)
@@ -351,7 +352,7 @@ func (s *Snapshot) exists(id setID, k Key) bool {
 		own := s.local.imported.imports.Get(k.String())
 		return own != nil && own.ours && own.has(id.cluster)
 	}
-	c := claim{id: ID{id.cluster, k}, prefix: s.sets[id].cluster.prefix}
+	c := claim{id: origin.ID{Cluster: id.cluster, Key: k}, prefix: s.sets[id].cluster.prefix}
 	for rank := range 2 {
 		o := s.local.services.Get(c.nameOf(rank))
 		if o != nil && o.ours && !o.global && s.clusterOf(o) == id.cluster && (o.id.Key == k || o.id.Name == "") {

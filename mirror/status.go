@@ -11,6 +11,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // maxListed is the maximum number of entries of each list in a Status.
@@ -203,7 +204,7 @@ func (c *Controller) rejected() []status.RejectedOrigin {
 				reason = fmt.Sprintf("the maximum of %d services of %s is reached", c.memo.quotas[id.cluster].bounds.Services, id.cluster)
 			}
 			if reason != "" {
-				all = append(all, status.RejectedOrigin{Origin: ID{id.cluster, k}.String(), Reason: reason})
+				all = append(all, status.RejectedOrigin{Origin: origin.ID{Cluster: id.cluster, Key: k}.String(), Reason: reason})
 			}
 		}
 	}

@@ -16,11 +16,12 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // TestWhatMustGoIsUrgent changes the endpoints of a global service, which has Endpoints as well.
 func TestWhatMustGoIsUrgent(t *testing.T) {
-	web := Key{"shop", "web"}
+	web := origin.Key{Namespace: "shop", Name: "web"}
 	for _, c := range []struct {
 		name          string
 		before, after []string
@@ -40,7 +41,7 @@ func TestWhatMustGoIsUrgent(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld()
 			w.legacy = true
-			o := newOrigin(web, 1, 80, Traits{})
+			o := newOrigin(web, 1, 80, origin.Traits{})
 			o.Spec.Ports = append(o.Spec.Ports, tcp("metrics", 9090))
 			w.hears(setID{"aws", merged}, o)
 			w.offers("aws", web, c.before...)

@@ -2,13 +2,13 @@ package mirror
 
 import (
 	"cmp"
-	"hash/fnv"
-	"io"
 	"net/netip"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // counting returns the parts whose endpoints are used for one frontend, and the others:
@@ -201,7 +201,7 @@ func (u *usage) isReady(pt *part, f frontend) bool {
 }
 
 // restrict returns a slice of a part with the ports that the part is used for; nil: none.
-func (u *usage) restrict(pt *part, sl *OriginSlice) *OriginSlice {
+func (u *usage) restrict(pt *part, sl *origin.Slice) *origin.Slice {
 	if !pt.stale && !pt.drained {
 		return sl
 	}
@@ -319,10 +319,10 @@ func (u *usage) report() {
 }
 
 // usable returns whether an endpoint of a part is ready and used.
-func (s *Snapshot) usable(pt *part, family discoveryv1.AddressType) func(Endpoint) bool {
+func (s *Snapshot) usable(pt *part, family discoveryv1.AddressType) func(origin.Endpoint) bool {
 	c := &pt.set.cluster
-	return func(e Endpoint) bool {
-		return e.Ready != False && rejection(e.Address, family, c.subnets) == "" && !s.withdrawn(c, &e)
+	return func(e origin.Endpoint) bool {
+		return e.Ready != origin.False && origin.Rejection(e.Address, family, c.subnets) == "" && !s.withdrawn(c, &e)
 	}
 }
 
@@ -352,16 +352,4 @@ func (s *Snapshot) has(pt *part, family discoveryv1.AddressType, n int) bool {
 		}
 	}
 	return false
-}
-
-// targetOf returns a hash of what an endpoint's address belongs to; zero: unknown.
-func targetOf(r *corev1.ObjectReference) uint64 {
-	if r == nil || r.Name == "" && r.UID == "" {
-		return 0
-	}
-	h := fnv.New64a()
-	for _, text := range []string{r.Kind, r.Namespace, r.Name, string(r.UID)} {
-		_, _ = io.WriteString(h, text+"\x00") // it never fails
-	}
-	return max(1, h.Sum64())
 }

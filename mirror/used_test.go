@@ -17,16 +17,17 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // offers adds slices of a global service to a cluster, one for each text like
 // "http,dns/UDP 10.4.0.1@a1=pod !10.4.0.2": ports, and endpoints with node and target, "!" for
 // those that are not ready.
-func (w *world) offers(cluster string, k Key, slices ...string) {
+func (w *world) offers(cluster string, k origin.Key, slices ...string) {
 	id := setID{cluster, merged}
 	for i, text := range slices {
 		words := strings.Fields(text)
-		sl := &OriginSlice{Name: fmt.Sprintf("%s-%d", k.Name, i), Service: k, Family: discoveryv1.AddressTypeIPv4}
+		sl := &origin.Slice{Name: fmt.Sprintf("%s-%d", k.Name, i), Service: k, Family: discoveryv1.AddressTypeIPv4}
 		for port := range strings.SplitSeq(words[0], ",") {
 			name, udp := strings.CutSuffix(port, "/UDP")
 			protocol, number := corev1.ProtocolTCP, int32(8080)
@@ -39,12 +40,12 @@ func (w *world) offers(cluster string, k Key, slices ...string) {
 			word, down := strings.CutPrefix(word, "!")
 			word, target, _ := strings.Cut(word, "=")
 			address, node, _ := strings.Cut(word, "@")
-			e := Endpoint{Address: netip.MustParseAddr(address), Node: node, Ready: True}
+			e := origin.Endpoint{Address: netip.MustParseAddr(address), Node: node, Ready: origin.True}
 			if target != "" {
-				e.Target = targetOf(&corev1.ObjectReference{Kind: "Pod", Namespace: k.Namespace, Name: target})
+				e.Target = origin.TargetOf(&corev1.ObjectReference{Kind: "Pod", Namespace: k.Namespace, Name: target})
 			}
 			if down {
-				e.Ready = False
+				e.Ready = origin.False
 			}
 			if e.Address.Is6() {
 				sl.Family = discoveryv1.AddressTypeIPv6
@@ -169,13 +170,13 @@ func TestRetainedSlicesLoseTheirOtherPorts(t *testing.T) {
 
 // TestEndpointsKeepWhatIsRetained restarts with Endpoints while a remote is out of reach.
 func TestEndpointsKeepWhatIsRetained(t *testing.T) {
-	web := Key{"shop", "web"}
+	web := origin.Key{Namespace: "shop", Name: "web"}
 	aws, merit := setID{"aws", merged}, setID{"merit", merged}
 	w := newWorld()
 	w.legacy = true
-	ports := []Port{tcp("http", 80), tcp("metrics", 90)}
-	hear := func(id setID, ports []Port, offered ...string) {
-		o := newOrigin(web, 1, 80, Traits{})
+	ports := []origin.Port{tcp("http", 80), tcp("metrics", 90)}
+	hear := func(id setID, ports []origin.Port, offered ...string) {
+		o := newOrigin(web, 1, 80, origin.Traits{})
 		o.Spec.Ports = ports
 		w.hears(id, o)
 		w.offers(id.cluster, web, offered...)
@@ -225,11 +226,11 @@ func TestEndpointsKeepWhatIsRetained(t *testing.T) {
 // TestFrontendsOfRandomHistories drains clusters and makes them stale, at random, while the slices
 // of one global service change.
 func TestFrontendsOfRandomHistories(t *testing.T) {
-	web := Key{"shop", "web"}
+	web := origin.Key{Namespace: "shop", Name: "web"}
 	for round := range rounds(60, 20) {
 		r := rand.New(rand.NewPCG(uint64(round), 13))
 		w := newWorld()
-		traits := Traits{IPv6: true, Headless: round%4 == 0}
+		traits := origin.Traits{IPv6: true, Headless: round%4 == 0}
 		for i, cluster := range []string{"gcp", "aws", "merit"} {
 			o := newOrigin(web, int64(i), 80, traits)
 			o.LocalFirst, o.Spec.Ports = round%3 == 0, append(o.Spec.Ports, tcp("metrics", 9090))
@@ -283,8 +284,8 @@ func (w *world) checkFrontends(t *testing.T) {
 				rank = 1
 			}
 			for _, sl := range set.slices[s.Origin.Key] {
-				ready := slices.ContainsFunc(sl.Endpoints, func(e Endpoint) bool {
-					return e.Ready != False && rejection(e.Address, sl.Family, set.cluster.subnets) == "" && !w.withdrawn(&set.cluster, &e)
+				ready := slices.ContainsFunc(sl.Endpoints, func(e origin.Endpoint) bool {
+					return e.Ready != origin.False && origin.Rejection(e.Address, sl.Family, set.cluster.subnets) == "" && !w.withdrawn(&set.cluster, &e)
 				})
 				for _, at := range w.ports(s, sl) {
 					if want[at][0] == nil {
@@ -298,7 +299,7 @@ func (w *world) checkFrontends(t *testing.T) {
 		}
 		for i := range s.Slices {
 			sl := &s.Slices[i]
-			if slices.ContainsFunc(sl.Endpoints, func(e Endpoint) bool { return e.Ready != False }) {
+			if slices.ContainsFunc(sl.Endpoints, func(e origin.Endpoint) bool { return e.Ready != origin.False }) {
 				for _, at := range w.ports(s, sl.origin) {
 					if have[at] == nil {
 						have[at] = map[string]bool{}
@@ -329,12 +330,12 @@ func (w *world) checkFrontends(t *testing.T) {
 }
 
 // ports returns the families and ports of a service that a slice is for, as text.
-func (w *world) ports(s *Service, sl *OriginSlice) (all []string) {
+func (w *world) ports(s *Service, sl *origin.Slice) (all []string) {
 	if s.Spec.Headless || len(sl.Ports) == 0 {
 		return []string{string(sl.Family)}
 	}
 	for _, p := range sl.Ports {
-		if slices.ContainsFunc(s.Spec.Ports, func(of Port) bool { return of.Name == *p.Name && of.Protocol == *p.Protocol }) {
+		if slices.ContainsFunc(s.Spec.Ports, func(of origin.Port) bool { return of.Name == *p.Name && of.Protocol == *p.Protocol }) {
 			all = append(all, string(sl.Family)+" "+*p.Name)
 		}
 	}

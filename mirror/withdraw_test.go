@@ -12,14 +12,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // hasOn adds a slice of an origin, with endpoints like "10.4.0.1@a1".
-func (w *world) hasOn(id setID, of Key, name string, endpoints ...string) {
-	sl := &OriginSlice{Name: name, Service: of, Family: discoveryv1.AddressTypeIPv4}
+func (w *world) hasOn(id setID, of origin.Key, name string, endpoints ...string) {
+	sl := &origin.Slice{Name: name, Service: of, Family: discoveryv1.AddressTypeIPv4}
 	for _, e := range endpoints {
 		address, node, _ := strings.Cut(e, "@")
-		sl.Endpoints = append(sl.Endpoints, Endpoint{Address: netip.MustParseAddr(address), Node: node, Ready: True})
+		sl.Endpoints = append(sl.Endpoints, origin.Endpoint{Address: netip.MustParseAddr(address), Node: node, Ready: origin.True})
 	}
 	w.slice(id, w.sets[id].slices[of][name], sl)
 }
@@ -30,8 +31,8 @@ func TestOnlyConcernedServicesAreComputed(t *testing.T) {
 	services, local := rounds(10000, 1000), rounds(1000, 100)
 	w, id := newWorld(), setID{"aws", mirrored}
 	for i := range services {
-		k := Key{"shop", fmt.Sprintf("web-%d", i)}
-		w.origin(id, k, newOrigin(k, 1, 80, Traits{}))
+		k := origin.Key{Namespace: "shop", Name: fmt.Sprintf("web-%d", i)}
+		w.origin(id, k, newOrigin(k, 1, 80, origin.Traits{}))
 		w.hasOn(id, k, fmt.Sprintf("web-%d", i), fmt.Sprintf("10.4.%d.%d@a%d", i/250, i%250, i/10))
 	}
 	w.settle(t)

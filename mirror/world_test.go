@@ -16,6 +16,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // world is a snapshot of three clusters without API servers, and the objects of the mirror
@@ -207,16 +208,16 @@ func (w *world) settle(t *testing.T) {
 }
 
 // says replaces the origins of a kind of a cluster, and settles.
-func (w *world) says(t *testing.T, id setID, all ...*Origin) {
+func (w *world) says(t *testing.T, id setID, all ...*origin.Service) {
 	t.Helper()
 	w.hears(id, all...)
 	w.settle(t)
 }
 
 // hears replaces the origins of a kind of a cluster.
-func (w *world) hears(id setID, all ...*Origin) {
+func (w *world) hears(id setID, all ...*origin.Service) {
 	for k := range maps.Clone(w.sets[id].origins) {
-		if !slices.ContainsFunc(all, func(o *Origin) bool { return o.Key == k }) {
+		if !slices.ContainsFunc(all, func(o *origin.Service) bool { return o.Key == k }) {
 			w.origin(id, k, nil)
 		}
 	}
@@ -227,10 +228,10 @@ func (w *world) hears(id setID, all ...*Origin) {
 }
 
 // has adds a slice of an origin.
-func (w *world) has(id setID, of Key, name string, addresses ...string) {
-	sl := &OriginSlice{Name: name, Service: of, Family: discoveryv1.AddressTypeIPv4}
+func (w *world) has(id setID, of origin.Key, name string, addresses ...string) {
+	sl := &origin.Slice{Name: name, Service: of, Family: discoveryv1.AddressTypeIPv4}
 	for _, a := range addresses {
-		sl.Endpoints = append(sl.Endpoints, Endpoint{Address: netip.MustParseAddr(a)})
+		sl.Endpoints = append(sl.Endpoints, origin.Endpoint{Address: netip.MustParseAddr(a)})
 	}
 	w.slice(id, w.sets[id].slices[of][name], sl)
 }
@@ -250,9 +251,9 @@ func (w *world) leads(service string) []string {
 }
 
 // newOrigin returns an origin with the time of its creation, in seconds.
-func newOrigin(k Key, created int64, port int32, traits Traits) *Origin {
+func newOrigin(k origin.Key, created int64, port int32, traits origin.Traits) *origin.Service {
 	traits.IPv4 = true
-	return &Origin{Key: k, Created: time.Unix(created, 0), Spec: Spec{traits, []Port{tcp("http", port)}}}
+	return &origin.Service{Key: k, Created: time.Unix(created, 0), Spec: origin.Spec{Traits: traits, Ports: []origin.Port{tcp("http", port)}}}
 }
 
 var epoch = time.Unix(1e9, 0)

@@ -33,6 +33,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // importBed is three clusters that are remotes of each other. The CRDs of the Multi-Cluster
@@ -759,7 +760,7 @@ func (b *importBed) testWithoutComponent(t *testing.T) {
 	must(t, putService(t.Context(), b.aws, ns, s, slice(s, "web-1", "10.4.11.1")))
 	b.export(t, b.aws, ns, "web")
 	wait(t, "the mirror", func() error {
-		_, err := b.gcp.Client().CoreV1().Services(home).Get(t.Context(), mirror.Name("aws", mirror.Key{Namespace: ns, Name: "web"}), metav1.GetOptions{})
+		_, err := b.gcp.Client().CoreV1().Services(home).Get(t.Context(), mirror.Name("aws", origin.Key{Namespace: ns, Name: "web"}), metav1.GetOptions{})
 		return err
 	})
 	wait(t, "the status", func() error {

@@ -17,6 +17,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 func (b *mirrorBed) testRefusals(t *testing.T) {
@@ -77,7 +78,7 @@ func (b *mirrorBed) testNames(t *testing.T) {
 	long := svc(strings.Repeat("n", 63))
 	namespace := strings.Repeat("s", 63)
 	must(t, putService(t.Context(), b.aws, namespace, long, slice(long, "long", "10.4.0.9")))
-	name := mirror.Name("c1", mirror.Key{Namespace: namespace, Name: long.Name})
+	name := mirror.Name("c1", origin.Key{Namespace: namespace, Name: long.Name})
 	if len(name) != 63 {
 		t.Errorf("%s has %d characters", name, len(name))
 	}

@@ -1,4 +1,4 @@
-package mirror
+package origin
 
 import (
 	"fmt"
@@ -44,7 +44,7 @@ func (s *Spec) fault() string {
 		case p.Name == "" && len(s.Ports) > 1:
 			return "one of several ports has no name"
 		case names[p.Name] || numbers[id]:
-			return fmt.Sprintf("duplicate port %.80q", describe(*p))
+			return fmt.Sprintf("duplicate port %.80q", p.String())
 		case p.Target.Type == intstr.Int && len(validation.IsValidPortNum(p.Target.IntValue())) > 0,
 			p.Target.Type == intstr.String && len(validation.IsValidPortName(p.Target.StrVal)) > 0:
 			return fmt.Sprintf("target port %.80q", p.Target.String())
@@ -56,8 +56,8 @@ func (s *Spec) fault() string {
 }
 
 // fault returns why an API server would reject this EndpointSlice, or an empty string.
-// Addresses are rejected individually, see rejection.
-func (s *OriginSlice) fault() string {
+// Addresses are rejected individually, see Rejection.
+func (s *Slice) fault() string {
 	switch {
 	case len(s.Ports) > maxSlicePorts:
 		return fmt.Sprintf("%d ports", len(s.Ports))
