@@ -110,6 +110,9 @@ func (c *Change) needs(object string) bool {
 // write returns a change as Overrides identifies it.
 func (c *Change) write(have *Observed, want *Service) keep.Write {
 	w := keep.Write{Object: c.Object + " " + c.Name, Have: uint64(c.have.sum), Want: uint64(c.want), By: c.have.by}
+	if c.Verb == verbPatch && want.Imported != nil && (c.Object == aDerived || c.Object == aSlice) && !c.have.ownedBy(have.Import) {
+		w.Have ^= notOwned
+	}
 	switch {
 	case c.Object == aDerived && c.Verb == verbPatch && have.Service.owner == "":
 		w.Object += ", its owner" // which a policy that changes other fields must not hold up
@@ -306,7 +309,7 @@ func (w *sliceWriter) write(ctx context.Context, have *ObservedSlice, want *Serv
 	o := w.observed(made)
 	w.ledger.Wrote(o)
 	w.log.DebugContext(ctx, "endpoint slice written", "service", want.Name, "slice", c.Name, "endpoints", len(made.Endpoints))
-	return response{o.sum, differing(c.want, o.sum, w.own(object), w.own(made))}, nil
+	return response{o.sum, differing(c.want, o.sum, w.own(object), w.own(made))}.owned(o.identity, w.owners), nil
 }
 
 // patch makes a slice the given object; nil: it restricts its ports.

@@ -210,7 +210,23 @@ func (a *applier) derived(ctx context.Context, k origin.Key, have *ObservedServi
 	o := a.sums.observedDerived(made)
 	ledger.Wrote(o)
 	a.log.InfoContext(ctx, "derived service written", "verb", c.Verb, "import", k.String(), "service", name)
-	return response{o.sum, differing(c.want, o.sum, ownDerived(object), ownDerived(made))}, nil
+	return response{o.sum, differing(c.want, o.sum, ownDerived(object), ownDerived(made))}.owned(o.identity, object.OwnerReferences), nil
+}
+
+// notOwned is the difference that another owner makes to the sum of an object of an import in
+// keep.Overrides. It is not in sums because the UID of an import that doesn't exist yet is unknown.
+const notOwned = 1
+
+// owned returns a response to a request with these owners, at most one.
+func (r response) owned(o identity, owners []metav1.OwnerReference) response {
+	var owner types.UID
+	for _, of := range owners {
+		owner = of.UID
+	}
+	if o.owner != owner {
+		r.sum, r.differs = r.sum^notOwned, append(r.differs, "metadata.ownerReferences")
+	}
+	return r
 }
 
 // familyUnsupported reports whether a Service was refused because the cluster doesn't have its

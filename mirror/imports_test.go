@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
@@ -430,6 +431,55 @@ func TestImportsAreNotWrittenAgain(t *testing.T) {
 			t.Errorf("%d writes: %v", len(writes)-before, writes[max(0, len(writes)-10):])
 		}
 	})
+}
+
+// Neither an admission webhook nor a client that removes owners again and again gets a write
+// for each time.
+func TestOwnersThatAreRemovedAgain(t *testing.T) {
+	for name, strip := range map[string]func(c *clusterset){
+		"by an admission webhook": func(c *clusterset) {
+			c.gcp.Hook(func(h *kubetest.Hooks) {
+				h.Admit = func(r kubetest.Request, o *unstructured.Unstructured) *metav1.Status {
+					if r.Resource != "serviceimports" {
+						o.SetOwnerReferences(nil)
+					}
+					return nil
+				}
+			})
+		},
+		"by another client": func(c *clusterset) {
+			c.gcp.Hook(func(h *kubetest.Hooks) {
+				h.Answer = func(kubetest.Request) {
+					for _, resource := range []string{"services", "endpointslices"} {
+						for _, o := range kubetest.All[metav1.PartialObjectMetadata](c.gcp, resource, "shop") {
+							if len(o.OwnerReferences) > 0 {
+								var whole map[string]any
+								c.gcp.Get(resource, "shop", o.Name, &whole)
+								stripped := &unstructured.Unstructured{Object: whole}
+								stripped.SetOwnerReferences(nil)
+								c.gcp.Put(c.t, resource, stripped)
+							}
+						}
+					}
+				}
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inClusterset(t, func(c *clusterset) {
+				strip(c)
+				c.start()
+				c.put(c.aws, svc("web"), "10.4.0.1")
+				c.export(c.aws, "web", 10)
+				c.imported(c.gcp, "web", "aws 10.4.0.1:8080")
+				before := len(c.gcp.Writes())
+				time.Sleep(10 * time.Minute)
+				if writes := len(c.gcp.Writes()) - before; writes > 60 {
+					t.Errorf("%d writes in ten minutes", writes)
+				}
+			})
+		})
+	}
 }
 
 // Objects may be deleted with their import, by the garbage collector, between a pass and the
