@@ -22,6 +22,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/mirror/exposed"
 )
 
 const (
@@ -119,9 +120,9 @@ func (c *Change) write(have *Observed, want *Service) keep.Write {
 	case c.Verb == verbDelete, c.Ports != nil:
 		w.Urgent = true
 	case c.Object == aSlice && c.Verb == verbPatch:
-		w.Urgent = loses([]exposed{have.Slices[c.Name].exposed}, []exposed{c.Slice.exposed()})
+		w.Urgent = exposed.Loses([]exposed.Set{have.Slices[c.Name].Set}, []exposed.Set{c.Slice.exposed()})
 	case c.Verb == verbUpdate:
-		w.Urgent = loses(have.Endpoints.subsets, subsets(want.endpoints("", want.family)))
+		w.Urgent = exposed.Loses(have.Endpoints.subsets, exposed.Subsets(want.endpoints("", want.family)))
 	}
 	return w
 }
@@ -335,11 +336,11 @@ func (w *sliceWriter) withdraw(ctx context.Context, have *ObservedSlice, c *Chan
 	less.Endpoints = slices.DeleteFunc(less.Endpoints, func(e discoveryv1.Endpoint) bool {
 		return slices.ContainsFunc(e.Addresses, func(text string) bool {
 			address, err := netip.ParseAddr(text)
-			return err != nil || !slices.Contains(have.addresses, address)
+			return err != nil || !slices.Contains(have.Addresses, address)
 		})
 	})
 	// Without an endpoint the service would be cut off for the sake of one that is refused.
-	if len(less.Endpoints) == len(object.Endpoints) || len(less.Endpoints) == len(have.addresses) || len(less.Endpoints) == 0 {
+	if len(less.Endpoints) == len(object.Endpoints) || len(less.Endpoints) == len(have.Addresses) || len(less.Endpoints) == 0 {
 		return response{}
 	}
 	made, err := w.patch(ctx, c, less)
@@ -380,7 +381,7 @@ func (a *applier) endpoints(ctx context.Context, have *ObservedEndpoints, want *
 func (a *applier) withdrawEndpoints(ctx context.Context, have *ObservedEndpoints, object *corev1.Endpoints) response { //nolint:staticcheck // See observedEndpoints.
 	there, less := map[netip.Addr]bool{}, object.DeepCopy()
 	for i := range have.subsets {
-		for _, address := range have.subsets[i].addresses {
+		for _, address := range have.subsets[i].Addresses {
 			there[address] = true
 		}
 	}

@@ -70,7 +70,7 @@ func (t *Service) endpoints(namespace string, family corev1.IPFamily) *corev1.En
 	}
 	for i := range t.Keep {
 		if r := &t.Keep[i]; string(r.slice.family) == string(family) {
-			add(r.slice.endpoints(), r.Ports)
+			add(r.slice.Endpoints(), r.Ports)
 		}
 	}
 	return e

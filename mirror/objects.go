@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/mirror/exposed"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
@@ -94,7 +95,7 @@ type Service struct {
 
 	prefix string // of the remote; "gl" for a global service
 	// keeps are, by cluster of unknown state, whether it is used for a frontend; nil: for all.
-	keeps    map[string]map[frontend]bool
+	keeps    map[string]map[exposed.Frontend]bool
 	sum      sum
 	conflict mcs.Conflict // of an import
 	// family is that of Endpoints; empty: not known yet.
@@ -346,7 +347,7 @@ func (h summer) ports(ports []discoveryv1.EndpointPort) sum {
 
 // withPorts returns the sum of a slice with other ports.
 func (h summer) withPorts(o *ObservedSlice, ports []discoveryv1.EndpointPort) sum {
-	return max(1, o.sum^h.ports(o.ports)^h.ports(ports))
+	return max(1, o.sum^h.ports(o.Ports)^h.ports(ports))
 }
 
 func ownSlice(s *discoveryv1.EndpointSlice) ownFields {
@@ -415,4 +416,13 @@ func flat(own ownFields) map[string]json.RawMessage {
 	add("metadata.labels", own.Labels)
 	add("metadata.annotations", own.Annotations)
 	return all
+}
+
+// exposed returns what a desired slice exposes.
+func (w *Slice) exposed() exposed.Set {
+	e := exposed.Set{Ports: w.origin.Ports}
+	for i := range w.Endpoints {
+		e.Add(w.Endpoints[i].Address, w.Endpoints[i].Ready != origin.False)
+	}
+	return e
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/mirror/exposed"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
@@ -50,13 +51,13 @@ type ObservedSlice struct {
 	service string
 	cluster string // of the origin; empty if unknown
 	family  discoveryv1.AddressType
-	exposed
+	exposed.Set
 }
 
 // ObservedEndpoints is an Endpoints object of the mirror namespace.
 type ObservedEndpoints struct {
 	identity
-	subsets []exposed
+	subsets []exposed.Set
 }
 
 func (o *ObservedService) meta() keep.Meta   { return o.Meta }
@@ -129,11 +130,11 @@ func (h summer) observedSlice(s *discoveryv1.EndpointSlice) *ObservedSlice {
 		if service, ok := sliceOf(s.Name); ok {
 			o.service = service
 		}
-		o.ports = origin.Named(s.Ports)
+		o.Ports = origin.Named(s.Ports)
 		for i := range s.Endpoints {
 			e := &s.Endpoints[i]
 			for _, text := range e.Addresses {
-				o.parse(text, e.Conditions.Ready == nil || *e.Conditions.Ready, e.Hostname)
+				o.Parse(text, e.Conditions.Ready == nil || *e.Conditions.Ready, e.Hostname)
 			}
 		}
 	}
@@ -149,7 +150,7 @@ func (h summer) observedEndpoints(e *corev1.Endpoints, legacy bool) *ObservedEnd
 		going: e.DeletionTimestamp != nil, by: kube.LastManager(e, fieldManager),
 	}}
 	if o.ours {
-		o.subsets = subsets(e)
+		o.subsets = exposed.Subsets(e)
 	}
 	return o
 }

@@ -197,7 +197,7 @@ func (m *Memo) builder(s *Snapshot, now []*Service, before map[origin.ID]*Servic
 		}
 		for _, o := range s.local.slicesOf(w.Name) {
 			b.here[w.Origin] = append(b.here[w.Origin], o)
-			m.occupy(o.cluster, 1, len(o.addresses))
+			m.occupy(o.cluster, 1, len(o.Addresses))
 		}
 	}
 	for id, w := range gone {
@@ -238,7 +238,7 @@ func (b *builder) begin(w *Service, before *Service) {
 		}
 	}
 	for _, o := range b.here[w.Origin] {
-		b.m.occupy(o.cluster, -1, -len(o.addresses))
+		b.m.occupy(o.cluster, -1, -len(o.Addresses))
 	}
 }
 
@@ -347,7 +347,7 @@ func (b *builder) grant(w *Service, e *candidate, tally *Tally) bool {
 		}
 	}
 	for _, o := range b.here[w.Origin] {
-		for _, a := range o.addresses {
+		for _, a := range o.Addresses {
 			there[a] = there[a] || o.Name == e.name
 		}
 	}

@@ -435,7 +435,7 @@ func (s *Snapshot) keeps(want *Service, o *ObservedSlice) (Retained, bool) {
 	if want != nil && want.Origin.Global() {
 		return want.retain(o, s.sums)
 	}
-	return Retained{slice: o, Ports: o.ports, sum: o.sum}, s.maybe(want, o)
+	return Retained{slice: o, Ports: o.Ports, sum: o.sum}, s.maybe(want, o)
 }
 
 // maybe reports whether a slice of a mirror, or of no service, may still be desired.

@@ -5,9 +5,9 @@ import (
 	"net/netip"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"github.com/kube-semaphore/kube-semaphore/mirror/exposed"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
@@ -38,39 +38,6 @@ func counting(parts []*part, ready func(p *part) bool) (counting, others []*part
 		}
 	}
 	return parts, nil
-}
-
-// frontend is what kube-proxy balances by itself: one port of a service, at its addresses of
-// one family. A part may be the last one with endpoints for a frontend, and one of several for
-// another.
-type frontend struct {
-	family discoveryv1.AddressType
-	port   portName
-}
-
-// portName identifies a port of a service. Clusters may give one name to ports of different
-// protocols; in a service it is that of one port.
-type portName struct {
-	name     string
-	protocol corev1.Protocol
-}
-
-// frontendOf returns the frontend of a port of a slice.
-func frontendOf(family discoveryv1.AddressType, p *discoveryv1.EndpointPort) frontend {
-	return frontend{family, portName{*p.Name, *p.Protocol}}
-}
-
-// allPorts returns the frontend of all ports, which names of headless services resolve for.
-func allPorts(family discoveryv1.AddressType) frontend {
-	return frontend{family: family}
-}
-
-// String returns the frontend as in IPv6 or IPv6 http.
-func (f frontend) String() string {
-	if f.port.name == "" {
-		return string(f.family)
-	}
-	return string(f.family) + " " + f.port.name
 }
 
 // maxNeeded is the maximum number of frontends listed per cluster of a service.
@@ -119,35 +86,35 @@ type usage struct {
 	s     *Snapshot
 	w     *Service
 	parts []*part
-	ports map[portName]bool // of the service
+	ports map[exposed.PortName]bool // of the service
 	// ready and used are computed on demand.
-	ready map[*part]map[frontend]bool
+	ready map[*part]map[exposed.Frontend]bool
 	used  map[use][]*part
 	// needed are frontends that a stale or drained part is used for, omitted such parts that
 	// are not used for some.
-	needed  map[*part]map[frontend]bool
+	needed  map[*part]map[exposed.Frontend]bool
 	omitted map[*part]bool
 }
 
 func newUsage(s *Snapshot, w *Service, parts []*part) *usage {
 	u := &usage{
-		s: s, w: w, parts: parts, ports: map[portName]bool{}, ready: map[*part]map[frontend]bool{}, used: map[use][]*part{},
-		needed: map[*part]map[frontend]bool{}, omitted: map[*part]bool{},
+		s: s, w: w, parts: parts, ports: map[exposed.PortName]bool{}, ready: map[*part]map[exposed.Frontend]bool{}, used: map[use][]*part{},
+		needed: map[*part]map[exposed.Frontend]bool{}, omitted: map[*part]bool{},
 	}
 	for i := range w.Spec.Ports {
-		u.ports[portName{w.Spec.Ports[i].Name, w.Spec.Ports[i].Protocol}] = true
+		u.ports[exposed.PortName{Name: w.Spec.Ports[i].Name, Protocol: w.Spec.Ports[i].Protocol}] = true
 	}
 	return u
 }
 
 // frontends returns those of the service that a slice has endpoints for.
-func (u *usage) frontends(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort) []frontend {
+func (u *usage) frontends(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort) []exposed.Frontend {
 	if u.w.Spec.Headless || len(ports) == 0 {
-		return []frontend{allPorts(family)}
+		return []exposed.Frontend{exposed.AllPorts(family)}
 	}
-	var all []frontend
+	var all []exposed.Frontend
 	for i := range ports {
-		if f := frontendOf(family, &ports[i]); u.ports[f.port] {
+		if f := exposed.FrontendOf(family, &ports[i]); u.ports[f.Port] {
 			all = append(all, f)
 		}
 	}
@@ -157,12 +124,12 @@ func (u *usage) frontends(family discoveryv1.AddressType, ports []discoveryv1.En
 // use is which parts are used for a frontend: those that are only remembered count as they were
 // before, but nothing remembered is removed for their sake.
 type use struct {
-	frontend
+	exposed.Frontend
 	memory bool
 }
 
 // needs reports whether a part is used for a frontend.
-func (u *usage) needs(pt *part, f frontend) bool {
+func (u *usage) needs(pt *part, f exposed.Frontend) bool {
 	of := use{f, !pt.remembered}
 	used, known := u.used[of]
 	if !known {
@@ -173,13 +140,13 @@ func (u *usage) needs(pt *part, f frontend) bool {
 }
 
 // isReady reports whether a part has a ready endpoint for a frontend.
-func (u *usage) isReady(pt *part, f frontend) bool {
+func (u *usage) isReady(pt *part, f exposed.Frontend) bool {
 	ready, known := u.ready[pt]
 	if !known {
-		ready = map[frontend]bool{}
+		ready = map[exposed.Frontend]bool{}
 		u.ready[pt] = ready
 		note := func(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort) {
-			ready[allPorts(family)] = true
+			ready[exposed.AllPorts(family)] = true
 			for _, f := range u.frontends(family, ports) {
 				ready[f] = true
 			}
@@ -191,8 +158,8 @@ func (u *usage) isReady(pt *part, f frontend) bool {
 		}
 		if pt.remembered {
 			for _, o := range u.s.local.slicesOf(u.w.Name) {
-				if o.cluster == pt.cluster && o.ready > 0 {
-					note(o.family, o.ports)
+				if o.cluster == pt.cluster && o.Ready > 0 {
+					note(o.family, o.Ports)
 				}
 			}
 		}
@@ -205,7 +172,7 @@ func (u *usage) restrict(pt *part, sl *origin.Slice) *origin.Slice {
 	if !pt.stale && !pt.drained {
 		return sl
 	}
-	all, needed := u.frontends(sl.Family, sl.Ports), map[frontend]bool{}
+	all, needed := u.frontends(sl.Family, sl.Ports), map[exposed.Frontend]bool{}
 	for _, f := range all {
 		if u.note(pt, f) {
 			needed[f] = true
@@ -219,7 +186,7 @@ func (u *usage) restrict(pt *part, sl *origin.Slice) *origin.Slice {
 	}
 	restricted := *sl
 	restricted.Ports = slices.DeleteFunc(slices.Clone(sl.Ports), func(p discoveryv1.EndpointPort) bool {
-		return !needed[frontendOf(sl.Family, &p)]
+		return !needed[exposed.FrontendOf(sl.Family, &p)]
 	})
 	return &restricted
 }
@@ -227,21 +194,21 @@ func (u *usage) restrict(pt *part, sl *origin.Slice) *origin.Slice {
 // remember retains the slices of a part that is only remembered, for the frontends that it is
 // used for.
 func (u *usage) remember(pt *part) {
-	var keeps map[frontend]bool
+	var keeps map[exposed.Frontend]bool
 	if pt.stale || pt.drained {
-		keeps = map[frontend]bool{}
+		keeps = map[exposed.Frontend]bool{}
 		for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
-			keeps[allPorts(family)] = u.note(pt, allPorts(family))
+			keeps[exposed.AllPorts(family)] = u.note(pt, exposed.AllPorts(family))
 			if u.w.Spec.Headless {
 				continue
 			}
 			for port := range u.ports {
-				keeps[frontend{family, port}] = u.note(pt, frontend{family, port})
+				keeps[exposed.Frontend{Family: family, Port: port}] = u.note(pt, exposed.Frontend{Family: family, Port: port})
 			}
 		}
 	}
 	if u.w.keeps == nil {
-		u.w.keeps = map[string]map[frontend]bool{}
+		u.w.keeps = map[string]map[exposed.Frontend]bool{}
 	}
 	u.w.keeps[pt.cluster] = keeps
 }
@@ -249,8 +216,8 @@ func (u *usage) remember(pt *part) {
 // retain returns what must stay of a slice that isn't desired, because the state of its cluster
 // is unknown; false: nothing.
 func (t *Service) retain(o *ObservedSlice, sums summer) (Retained, bool) {
-	r := Retained{slice: o, Ports: o.ports, sum: o.sum}
-	used := map[frontend]bool{}
+	r := Retained{slice: o, Ports: o.Ports, sum: o.sum}
+	used := map[exposed.Frontend]bool{}
 	for cluster, keeps := range t.keeps {
 		switch {
 		case cluster != o.cluster && o.cluster != "":
@@ -262,17 +229,17 @@ func (t *Service) retain(o *ObservedSlice, sums summer) (Retained, bool) {
 			}
 		}
 	}
-	if t.Spec.Headless || len(o.ports) == 0 {
-		return r, used[allPorts(o.family)]
+	if t.Spec.Headless || len(o.Ports) == 0 {
+		return r, used[exposed.AllPorts(o.family)]
 	}
 	some, all := false, true
-	for i := range o.ports {
-		is, known := used[frontendOf(o.family, &o.ports[i])]
+	for i := range o.Ports {
+		is, known := used[exposed.FrontendOf(o.family, &o.Ports[i])]
 		some, all = some || is, all && (is || !known)
 	}
 	if some && !all {
-		r.Ports = slices.DeleteFunc(slices.Clone(o.ports), func(p discoveryv1.EndpointPort) bool {
-			return !used[frontendOf(o.family, &p)]
+		r.Ports = slices.DeleteFunc(slices.Clone(o.Ports), func(p discoveryv1.EndpointPort) bool {
+			return !used[exposed.FrontendOf(o.family, &p)]
 		})
 		r.sum = sums.withPorts(o, r.Ports)
 	}
@@ -280,13 +247,13 @@ func (t *Service) retain(o *ObservedSlice, sums summer) (Retained, bool) {
 }
 
 // note records whether a stale or drained part is used for a frontend, and returns it.
-func (u *usage) note(pt *part, f frontend) bool {
+func (u *usage) note(pt *part, f exposed.Frontend) bool {
 	if !u.needs(pt, f) {
 		u.omitted[pt] = true
 		return false
 	}
 	if u.needed[pt] == nil {
-		u.needed[pt] = map[frontend]bool{}
+		u.needed[pt] = map[exposed.Frontend]bool{}
 	}
 	u.needed[pt][f] = true
 	return true

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/mirror/exposed"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
@@ -185,11 +186,11 @@ func TestEndpointsKeepWhatIsRetained(t *testing.T) {
 	has := func(want ...string) {
 		t.Helper()
 		var got []string
-		for _, s := range subsets(w.endpoints[globalName]) {
-			for i, address := range s.addresses {
-				for _, p := range s.ports {
+		for _, s := range exposed.Subsets(w.endpoints[globalName]) {
+			for i, address := range s.Addresses {
+				for _, p := range s.Ports {
 					text := fmt.Sprintf("%v %s", address, *p.Name)
-					if i >= s.ready {
+					if i >= s.Ready {
 						text = "!" + text
 					}
 					got = append(got, text)
