@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -34,9 +35,10 @@ func (l leases) Leases(string) coordination.LeaseInterface { return l }
 // even while another replica holds the lease.
 type lock struct {
 	resourcelock.Interface
-	yield  func()      // ends the leader's work
-	lost   *time.Timer // calls yield
-	errors errlog.Log  // by verb
+	holder atomic.Pointer[string] // as last seen; before yield is called, unlike the elector's
+	yield  func()                 // ends the leader's work
+	lost   *time.Timer            // calls yield
+	errors errlog.Log             // by verb
 }
 
 const (
@@ -57,6 +59,9 @@ func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 		l.note(ctx, verbGet, nil)
 	} else {
 		l.note(ctx, verbGet, err)
+	}
+	if err == nil {
+		l.holder.Store(&record.HolderIdentity)
 	}
 	if err == nil && record.HolderIdentity != "" && record.HolderIdentity != l.Identity() {
 		// Candidates don't write while another replica leads.
@@ -81,6 +86,7 @@ func (l *lock) write(ctx context.Context, record resourcelock.LeaderElectionReco
 	deadline := time.Now().Add(renewDeadline)
 	err := request(ctx, record)
 	if err == nil {
+		l.holder.Store(&record.HolderIdentity)
 		l.lost.Reset(time.Until(deadline))
 	}
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {

@@ -131,7 +131,10 @@ func (r *Replica) Leader() string {
 	if r.elector == nil {
 		return ""
 	}
-	return r.elector.GetLeader()
+	if holder := r.lock.holder.Load(); holder != nil {
+		return *holder
+	}
+	return ""
 }
 
 // Elected reports whether leader election is enabled.
