@@ -1,0 +1,147 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// SubnetMapAnnotation is the annotation of a node with the text of its cluster's SubnetMap.
+const SubnetMapAnnotation = "wireguard.semaphore.uw.io/podSubnetsMap"
+
+// maxMappings bounds the entries of a SubnetMap. Each is compared with each packet.
+const maxMappings = 16
+
+// Mapping is a subnet of a cluster's pods and the virtual subnet that other clusters know it
+// by. Both are masked, of the same family and length, and don't overlap.
+type Mapping struct {
+	Real, Virtual netip.Prefix
+}
+
+// String formats the mapping as in a SubnetMap's text.
+func (m Mapping) String() string { return m.Real.String() + "=" + m.Virtual.String() }
+
+// SubnetMap is how other clusters know the addresses of a cluster's pods, in text such as
+// 10.0.0.0/16=10.201.0.0/16,fd00:4::/48=fd00:c9::/48. It is sorted, none of its subnets
+// overlap, and subnets without a mapping are known as they are.
+type SubnetMap []Mapping
+
+// Decode implements envconfig.Decoder. The error joins those of all items.
+func (m *SubnetMap) Decode(text string) error {
+	*m = nil
+	var errs []error
+	for item := range strings.SplitSeq(text, ",") {
+		mapping, err := parseMapping(strings.TrimSpace(item))
+		if err == nil {
+			err = m.disjoint(mapping)
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if *m = append(*m, mapping); len(*m) > maxMappings {
+			return fmt.Errorf("more than %d mappings", maxMappings)
+		}
+	}
+	slices.SortFunc(*m, func(a, b Mapping) int { return a.Real.Compare(b.Real) })
+	return errors.Join(errs...)
+}
+
+func parseMapping(text string) (Mapping, error) {
+	from, to, _ := strings.Cut(text, "=")
+	inner, errInner := netip.ParsePrefix(strings.TrimSpace(from))
+	outer, errOuter := netip.ParsePrefix(strings.TrimSpace(to))
+	m := Mapping{Real: inner.Masked(), Virtual: outer.Masked()}
+	switch {
+	case errInner != nil || errOuter != nil:
+		return m, fmt.Errorf("%q is not a pair of subnets such as 10.0.0.0/16=10.201.0.0/16", text)
+	case inner.Addr().Is4() != outer.Addr().Is4():
+		return m, fmt.Errorf("%s maps IPv4 to IPv6 or the reverse: both subnets must be of one family", m)
+	case inner.Bits() != outer.Bits():
+		return m, fmt.Errorf("%s maps between subnets of different lengths: each address needs one of its own", m)
+	case m.Real.Overlaps(m.Virtual):
+		return m, fmt.Errorf("%s maps a subnet to itself", m)
+	}
+	for _, p := range []netip.Prefix{m.Real, m.Virtual} {
+		if reason := unfit(p); reason != "" {
+			return m, fmt.Errorf("%s can't be a subnet of pods: %s", p, reason)
+		}
+	}
+	return m, nil
+}
+
+// disjoint returns an error if a subnet of the mapping overlaps one of the map.
+func (m SubnetMap) disjoint(add Mapping) error {
+	for _, have := range m {
+		for _, a := range []netip.Prefix{add.Real, add.Virtual} {
+			for _, b := range []netip.Prefix{have.Real, have.Virtual} {
+				if a.Overlaps(b) {
+					return fmt.Errorf("%s of %s overlaps %s of %s", a, add, b, have)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// String formats the map in canonical form; Decode of it returns the same map.
+func (m SubnetMap) String() string {
+	texts := make([]string, len(m))
+	for i, mapping := range m {
+		texts[i] = mapping.String()
+	}
+	return strings.Join(texts, ",")
+}
+
+// Virtual returns the address by which other clusters know a pod's address. An address in no
+// real subnet is returned as it is.
+func (m SubnetMap) Virtual(a netip.Addr) netip.Addr {
+	for _, mapping := range m {
+		if mapping.Real.Contains(a) {
+			return move(a, mapping.Virtual)
+		}
+	}
+	return a
+}
+
+// Real returns the address of the pod that other clusters know by an address. An address in no
+// virtual subnet is returned as it is.
+func (m SubnetMap) Real(a netip.Addr) netip.Addr {
+	for _, mapping := range m {
+		if mapping.Virtual.Contains(a) {
+			return move(a, mapping.Real)
+		}
+	}
+	return a
+}
+
+// VirtualPrefix returns the prefix by which other clusters know a prefix of pods. One outside of
+// all real subnets is returned as it is. It is an error when only a part is in a real subnet.
+func (m SubnetMap) VirtualPrefix(p netip.Prefix) (netip.Prefix, error) {
+	for _, mapping := range m {
+		switch {
+		case !mapping.Real.Overlaps(p):
+		case p.Bits() < mapping.Real.Bits():
+			return netip.Prefix{}, fmt.Errorf("only a part of %s is in %s, which is mapped to %s", p, mapping.Real, mapping.Virtual)
+		default:
+			return netip.PrefixFrom(move(p.Addr(), mapping.Virtual), p.Bits()), nil
+		}
+	}
+	return p, nil
+}
+
+// move returns the address with the leading bits of a subnet of its family.
+func move(a netip.Addr, to netip.Prefix) netip.Addr {
+	moved, prefix := a.AsSlice(), to.Addr().AsSlice()
+	for i := range moved {
+		network := byte(0xff)
+		if bits := to.Bits() - 8*i; bits < 8 {
+			network = ^(byte(0xff) >> max(bits, 0))
+		}
+		moved[i] = prefix[i]&network | moved[i]&^network
+	}
+	addr, _ := netip.AddrFromSlice(moved)
+	return addr
+}
