@@ -19,17 +19,9 @@ import (
 func main() {
 	command := policy.StatusCommand()
 	program := run.Program[config.Policy]{
-		Name: command.Program, Load: config.LoadPolicy, Run: serve, Status: command.Main, Probe: command.Probe,
+		Name: command.Program, Load: config.LoadPolicy, Run: manager.Runner(prepare), Status: command.Main, Probe: command.Probe,
 	}
 	os.Exit(program.Main(os.Args[1:]))
-}
-
-func serve(cfg config.Policy, log *slog.Logger) error {
-	m, err := prepare(cfg, log)
-	if err != nil {
-		return err
-	}
-	return m.Run()
 }
 
 // prepare makes no request.

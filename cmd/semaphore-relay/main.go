@@ -17,17 +17,9 @@ import (
 func main() {
 	command := relay.StatusCommand()
 	program := run.Program[config.Relay]{
-		Name: command.Program, Load: config.LoadRelay, Run: serve, Status: command.Main, Probe: command.Probe,
+		Name: command.Program, Load: config.LoadRelay, Run: manager.Runner(prepare), Status: command.Main, Probe: command.Probe,
 	}
 	os.Exit(program.Main(os.Args[1:]))
-}
-
-func serve(cfg config.Relay, log *slog.Logger) error {
-	m, err := prepare(cfg, log)
-	if err != nil {
-		return err
-	}
-	return m.Run()
 }
 
 // prepare makes no request.

@@ -24,17 +24,9 @@ import (
 func main() {
 	command := mirror.StatusCommand()
 	program := run.Program[config.Mirror]{
-		Name: command.Program, Load: config.LoadMirror, Run: serve, Status: command.Main, Probe: command.Probe,
+		Name: command.Program, Load: config.LoadMirror, Run: manager.Runner(prepare), Status: command.Main, Probe: command.Probe,
 	}
 	os.Exit(program.Main(os.Args[1:]))
-}
-
-func serve(cfg config.Mirror, log *slog.Logger) error {
-	m, err := prepare(cfg, log)
-	if err != nil {
-		return err
-	}
-	return m.Run()
 }
 
 // prepare makes no request.

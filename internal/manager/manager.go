@@ -138,3 +138,14 @@ func (m *Manager) Run() error {
 	defer process.Ballast()()
 	return run.Run(context.Background(), m.cfg.Logger, grace, m.tasks...)
 }
+
+// Runner returns a function that runs the manager which prepare returns for a configuration.
+func Runner[C any](prepare func(C, *slog.Logger) (*Manager, error)) func(C, *slog.Logger) error {
+	return func(cfg C, log *slog.Logger) error {
+		m, err := prepare(cfg, log)
+		if err != nil {
+			return err
+		}
+		return m.Run()
+	}
+}
