@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"strings"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
@@ -37,9 +38,23 @@ func PrepareAgent(ctx context.Context, binary string, node *testbed.Node, remote
 	if addresses := node.Addresses(); len(addresses) > 0 {
 		p.Env["SEMAPHORE_HOST_IP"] = addresses[0].String()
 	}
+	if text := SubnetMap(node.Cluster); text != "" {
+		p.Env["SEMAPHORE_POD_SUBNETS_MAP"] = text
+	}
 	p.Env["SEMAPHORE_NODE_NAME"] = node.Name
 	p.Env["SEMAPHORE_POD_NAME"], p.Env["SEMAPHORE_POD_UID"] = PodName(node), node.Name
 	return &Agent{Program: p}, nil
+}
+
+// SubnetMap returns the cluster's setting SEMAPHORE_POD_SUBNETS_MAP.
+func SubnetMap(c *testbed.Cluster) string {
+	var pairs []string
+	for i, subnet := range c.PodSubnets {
+		if virtual := c.VirtualSubnets[i]; virtual != subnet {
+			pairs = append(pairs, subnet.String()+"="+virtual.String())
+		}
+	}
+	return strings.Join(pairs, ",")
 }
 
 // PodName is the name of the pod of a node's agent.

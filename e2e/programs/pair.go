@@ -115,10 +115,10 @@ type Host interface {
 	Get(ctx context.Context, url string) (string, error)
 }
 
-// Reach requests a pod's name once, over each of its addresses. On a busy machine a response
+// Reach requests the name of another cluster's pod once, over each of its addresses. On a busy machine a response
 // may take seconds, which ctx has to allow: TCP retransmits lost packets.
 func Reach(ctx context.Context, from Host, to *testbed.Pod) error {
-	for _, url := range to.URLs(PodPort) {
+	for _, url := range to.VirtualURLs(PodPort) {
 		if err := ask(ctx, from, to, url); err != nil {
 			return err
 		}
@@ -129,10 +129,11 @@ func Reach(ctx context.Context, from Host, to *testbed.Pod) error {
 // answerWait is after how long without an answer WaitReach asks again, on another connection.
 const answerWait = 2 * time.Second
 
-// WaitReach waits until a pod responds with its name over each of its addresses.
+// WaitReach waits until a pod of another cluster responds with its name over each of its
+// addresses.
 func WaitReach(ctx context.Context, from Host, to *testbed.Pod) error {
 	return testbed.Wait(ctx, to.Name+" to be reached", func(ctx context.Context) error {
-		for _, url := range to.URLs(PodPort) {
+		for _, url := range to.VirtualURLs(PodPort) {
 			asking, cancel := context.WithTimeout(ctx, answerWait)
 			err := ask(asking, from, to, url)
 			cancel()

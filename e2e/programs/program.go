@@ -124,7 +124,7 @@ func Prepare(ctx context.Context, cfg Config, node *testbed.Node, remotes ...*te
 		p.Remote[r.Name] = credentials
 		names = append(names, r.Name)
 		var subnets []string
-		for _, s := range r.PodSubnets {
+		for _, s := range r.VirtualSubnets {
 			subnets = append(subnets, s.String())
 		}
 		prefix := Variable(r.Name, "")

@@ -11,7 +11,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// echo is a TCP connection between two pods to a server that sends back what
+// echo is a TCP connection between pods of two clusters to a server that sends back what
 // it gets.
 type echo struct{ net.Conn }
 
@@ -32,7 +32,8 @@ func dialEcho(t *testing.T, from, to *testbed.Pod) echo {
 			}()
 		}
 	}()
-	conn, err := from.Dial(within(t, repair), "tcp", listener.Addr().String())
+	port := netip.MustParseAddrPort(listener.Addr().String()).Port()
+	conn, err := from.Dial(within(t, repair), "tcp", netip.AddrPortFrom(to.VirtualAddresses()[0], port).String())
 	must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return echo{conn}

@@ -124,7 +124,7 @@ func (f flow) wait(t *testing.T, packets int) {
 }
 
 // sendWithoutPause sends a datagram over each family every millisecond from a pod or node to
-// a pod until the test ends, and ignores errors.
+// a pod of another cluster until the test ends, and ignores errors.
 func sendWithoutPause(t *testing.T, from interface {
 	Dial(ctx context.Context, network, address string) (net.Conn, error)
 }, to *testbed.Pod) flow {
@@ -146,7 +146,7 @@ func sendWithoutPause(t *testing.T, from interface {
 				return
 			case f.count <- n:
 			case <-ticker.C:
-				for _, addr := range to.Addresses {
+				for _, addr := range to.VirtualAddresses() {
 					// A new socket each time, so that a pending error of the
 					// socket doesn't affect the next packet.
 					conn, err := from.Dial(ctx, "udp", netip.AddrPortFrom(addr, 9).String())

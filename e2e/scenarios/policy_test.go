@@ -104,7 +104,7 @@ func await(t *testing.T, sets policy.SetClient, pods ...*testbed.Pod) {
 	t.Helper()
 	var want []netip.Addr
 	for _, p := range pods {
-		want = append(want, p.Addresses...)
+		want = append(want, p.VirtualAddresses()...)
 	}
 	slices.SortFunc(want, netip.Addr.Compare)
 	var nets []string
@@ -158,7 +158,11 @@ func filter(t *testing.T, pod *testbed.Pod, sets policy.SetClient) {
 // checkReach checks that a pod reaches fluentd, or doesn't, over both families.
 func checkReach(t *testing.T, from, to *testbed.Pod, want bool) {
 	t.Helper()
-	for _, url := range to.URLs(fluentdPort) {
+	urls := to.URLs(fluentdPort)
+	if from.Node.Cluster != to.Node.Cluster {
+		urls = to.VirtualURLs(fluentdPort)
+	}
+	for _, url := range urls {
 		eventually(t, repair, "the filter to work", func(ctx context.Context) error {
 			ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 			defer cancel()

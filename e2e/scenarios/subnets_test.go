@@ -32,12 +32,6 @@ type sharing struct {
 func startSharing(t *testing.T) *sharing {
 	t.Helper()
 	nstest.Root(t)
-	prefixes := func(texts ...string) (all []netip.Prefix) {
-		for _, text := range texts {
-			all = append(all, netip.MustParsePrefix(text))
-		}
-		return all
-	}
 	tb := testbed.Start(t, testbed.Config{Underlay: prefixes("10.66.0.0/16", "fd00:66::/48")}, tools.KubeProxy)
 	t.Cleanup(func() { soundLogs(t, tb) })
 	ctx := within(t, 5*time.Minute)
@@ -74,6 +68,13 @@ func startSharing(t *testing.T) *sharing {
 		eventually(t, time.Minute, "the agent to be ready", a.Ready)
 	}
 	return s
+}
+
+func prefixes(texts ...string) (all []netip.Prefix) {
+	for _, text := range texts {
+		all = append(all, netip.MustParsePrefix(text))
+	}
+	return all
 }
 
 // neighbours gives nodes the hardware addresses of the other cluster's: as in a cloud, no node
@@ -148,7 +149,7 @@ func (s *sharing) sound(t *testing.T) {
 	}
 }
 
-// datagrams sends datagrams from a pod to another one until the returned function is called,
+// datagrams sends datagrams from a pod to one of another cluster until the returned function is called,
 // which checks that all arrive, however late: a request would need a time-out, which a busy
 // machine exceeds without any loss.
 func datagrams(t *testing.T, from, to *testbed.Pod) (end func()) {
@@ -167,7 +168,7 @@ func datagrams(t *testing.T, from, to *testbed.Pod) (end func()) {
 				return
 			case <-ticker.C:
 			}
-			for _, addr := range to.Addresses {
+			for _, addr := range to.VirtualAddresses() {
 				sent.Add(1)
 				// A new socket each time, as a new connection has.
 				conn, err := from.Dial(t.Context(), "udp", netip.AddrPortFrom(addr, port).String())

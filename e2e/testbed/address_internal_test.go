@@ -55,3 +55,20 @@ func TestNthSubnet(t *testing.T) {
 		})
 	}
 }
+
+func TestVirtual(t *testing.T) {
+	prefixes := func(texts ...string) (all []netip.Prefix) {
+		for _, text := range texts {
+			all = append(all, netip.MustParsePrefix(text))
+		}
+		return all
+	}
+	c := &Cluster{PodSubnets: prefixes("10.2.0.0/16", "10.9.64.0/18", "fd00:10:2::/48"), VirtualSubnets: prefixes("100.64.0.0/16", "100.65.128.0/18", "fd00:64::/48")}
+	for address, want := range map[string]string{
+		"10.2.1.7": "100.64.1.7", "10.9.127.255": "100.65.191.255", "fd00:10:2:1::f": "fd00:64:0:1::f", "10.66.1.1": "10.66.1.1", "fd00:66::1": "fd00:66::1",
+	} {
+		if got := c.Virtual(netip.MustParseAddr(address)); got != netip.MustParseAddr(want) {
+			t.Errorf("%s is known as %s, want %s", address, got, want)
+		}
+	}
+}

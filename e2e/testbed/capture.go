@@ -26,7 +26,7 @@ type Counts struct {
 	// WireGuard counts WireGuard messages.
 	WireGuard Traffic
 	// Plaintext counts packets from or to a pod that ought to have been in a
-	// tunnel: each that isn't Local.
+	// tunnel: each that isn't Local, and each with a virtual address.
 	Plaintext Traffic
 	// Local counts packets between pods, or nodes and pods, of one cluster:
 	// those go over plain routes in a testbed.
@@ -321,15 +321,23 @@ func (c *Capture) Close() error {
 type classifier struct {
 	clusters []*Cluster
 	nodes    map[netip.Addr]*Cluster
+	ports    map[uint16]*Cluster // of nodes, by the number in their hardware address
+	virtual  []netip.Prefix
 	apis     map[netip.Addr]bool
 }
 
 func newClassifier(clusters []*Cluster) classifier {
-	c := classifier{clusters: clusters, nodes: make(map[netip.Addr]*Cluster), apis: make(map[netip.Addr]bool)}
+	c := classifier{clusters: clusters, nodes: make(map[netip.Addr]*Cluster), ports: make(map[uint16]*Cluster), apis: make(map[netip.Addr]bool)}
 	for _, cluster := range clusters {
 		for _, n := range cluster.Nodes() {
+			c.ports[uint16(n.tb.underlay.portOf(n.Name).id)] = cluster
 			for _, address := range n.Addresses() {
 				c.nodes[address] = cluster
+			}
+		}
+		for i, subnet := range cluster.VirtualSubnets {
+			if subnet != cluster.PodSubnets[i] {
+				c.virtual = append(c.virtual, subnet)
 			}
 		}
 		for _, address := range cluster.plane.addresses {
@@ -342,11 +350,16 @@ func newClassifier(clusters []*Cluster) classifier {
 // of picks the counter of a packet.
 func (c classifier) of(p packet, counts *Counts) *Traffic {
 	src, dst := p.src.Addr(), p.dst.Addr()
-	from, to := c.podOf(src), c.podOf(dst)
+	sender, receiver := c.ports[p.sender], c.ports[p.receiver]
+	// Pods of two clusters may have one address.
+	from, to := c.podOf(src, sender), c.podOf(dst, sender)
+	within := sender == nil || receiver == nil || sender == receiver
 	switch {
-	case from != nil && (from == to || from == c.nodes[dst]):
+	case c.isVirtual(src) || c.isVirtual(dst):
+		return &counts.Plaintext
+	case within && from != nil && (from == to || from == c.nodes[dst]):
 		return &counts.Local
-	case to != nil && to == c.nodes[src]:
+	case within && to != nil && to == c.nodes[src]:
 		return &counts.Local
 	case to == nil && c.nodes[dst] != nil && p.wireguard():
 		// Also from a pod address: after the loss of its own address, a node's kernel uses
@@ -363,18 +376,23 @@ func (c classifier) of(p packet, counts *Counts) *Traffic {
 	}
 }
 
-// podOf returns the cluster whose pod subnets hold the address, unless it is that of a node
-// or an API server inside one.
-func (c classifier) podOf(address netip.Addr) *Cluster {
+// podOf returns the cluster whose pod subnets hold the address, sender if it is one of several,
+// unless it is that of a node or an API server inside one.
+func (c classifier) podOf(address netip.Addr, sender *Cluster) (of *Cluster) {
 	if c.nodes[address] != nil || c.apis[address] {
 		return nil
 	}
 	for _, cluster := range c.clusters {
-		for _, subnet := range cluster.PodSubnets {
-			if subnet.Contains(address) {
-				return cluster
-			}
+		if (of == nil || cluster == sender) && contains(cluster.PodSubnets, address) {
+			of = cluster
 		}
 	}
-	return nil
+	return of
+}
+
+// isVirtual reports whether a packet may have the address only inside of a tunnel.
+func (c classifier) isVirtual(address netip.Addr) bool { return contains(c.virtual, address) }
+
+func contains(subnets []netip.Prefix, address netip.Addr) bool {
+	return slices.ContainsFunc(subnets, func(s netip.Prefix) bool { return s.Contains(address) })
 }

@@ -29,6 +29,9 @@ type ClusterConfig struct {
 	// two families. Default: 10.2.0.0/16 and fd00:10:2::/48 for the first
 	// cluster, 10.4.0.0/16 and fd00:10:4::/48 for the second, and so on.
 	PodSubnets []netip.Prefix
+	// VirtualSubnets are what other clusters know PodSubnets by, in the same order and of the
+	// same lengths. Default: PodSubnets. With others, two clusters may have equal PodSubnets.
+	VirtualSubnets []netip.Prefix
 	// ServiceSubnets are the prefixes of ClusterIPs. Default: 10.102.0.0/16
 	// and fd00:10:102::/112 for the first cluster, 104 for the second.
 	ServiceSubnets []netip.Prefix
@@ -47,6 +50,7 @@ type ClusterConfig struct {
 type Cluster struct {
 	Name           string
 	PodSubnets     []netip.Prefix
+	VirtualSubnets []netip.Prefix
 	ServiceSubnets []netip.Prefix
 	NodeSubnets    []netip.Prefix
 
@@ -82,6 +86,7 @@ func (tb *Testbed) newCluster(cfg ClusterConfig) (*Cluster, error) {
 	c := &Cluster{
 		Name:           cfg.Name,
 		PodSubnets:     cfg.PodSubnets,
+		VirtualSubnets: cfg.VirtualSubnets,
 		ServiceSubnets: cfg.ServiceSubnets,
 		NodeSubnets:    cfg.NodeSubnets,
 		tb:             tb,
@@ -93,6 +98,12 @@ func (tb *Testbed) newCluster(cfg ClusterConfig) (*Cluster, error) {
 			netip.MustParsePrefix(fmt.Sprintf("10.%d.0.0/16", 2*number)),
 			netip.MustParsePrefix(fmt.Sprintf("fd00:10:%d::/48", 2*number)),
 		}
+	}
+	if len(c.VirtualSubnets) == 0 {
+		c.VirtualSubnets = c.PodSubnets
+	}
+	if len(c.VirtualSubnets) != len(c.PodSubnets) {
+		return nil, fmt.Errorf("cluster %s: virtual subnets %v of pod subnets %v", cfg.Name, c.VirtualSubnets, c.PodSubnets)
 	}
 	if len(c.ServiceSubnets) == 0 {
 		c.ServiceSubnets = []netip.Prefix{
@@ -180,6 +191,22 @@ func (c *Cluster) newClients() (err error) {
 		cert:   c.plane.admin.cert,
 		key:    c.plane.admin.key,
 	})
+}
+
+// Virtual returns the address that other clusters know a pod's address by.
+func (c *Cluster) Virtual(address netip.Addr) netip.Addr {
+	for i, subnet := range c.PodSubnets {
+		if !subnet.Contains(address) {
+			continue
+		}
+		there := nth(c.VirtualSubnets[i], 0).AsSlice()
+		for bit := subnet.Bits(); bit < address.BitLen(); bit++ {
+			there[bit/8] |= address.AsSlice()[bit/8] & (0x80 >> (bit % 8))
+		}
+		address, _ = netip.AddrFromSlice(there)
+		break
+	}
+	return address
 }
 
 // Client is the administrator's typed client. No cut and no rate limit applies

@@ -23,10 +23,12 @@ const etherHeader = 14
 // packet is the headers of a frame. Ports are zero for other protocols than TCP and UDP, and
 // for later fragments.
 type packet struct {
-	ether    uint16
-	src, dst netip.AddrPort
-	protocol uint8
-	payload  []byte // of TCP and UDP: for TCP its header from the ports on
+	ether uint16
+	// sender and receiver are the numbers of machines on the underlay.
+	sender, receiver uint16
+	src, dst         netip.AddrPort
+	protocol         uint8
+	payload          []byte // of TCP and UDP: for TCP its header from the ports on
 }
 
 // parse reads the headers of an Ethernet frame, which may be cut short. ok is
@@ -35,6 +37,7 @@ func parse(frame []byte) (p packet, ok bool) {
 	if len(frame) < etherHeader {
 		return packet{}, false
 	}
+	p.receiver, p.sender = binary.BigEndian.Uint16(frame[2:]), binary.BigEndian.Uint16(frame[8:])
 	p.ether = binary.BigEndian.Uint16(frame[12:])
 	switch p.ether {
 	case etherIPv4:

@@ -35,17 +35,35 @@ func udp(src, dst uint16, payload ...byte) []byte {
 	return append(append(b, 0, 0, 0, 0), payload...)
 }
 
+// testClassifier knows aws and gcp, and merit, which has the pod subnets of gcp and is known by
+// others. Their nodes are machines 1, 2 and 3.
 func testClassifier() classifier {
-	cluster := func(name, pods, pods6, api string) *Cluster {
-		c := &Cluster{Name: name, PodSubnets: []netip.Prefix{netip.MustParsePrefix(pods), netip.MustParsePrefix(pods6)}}
+	tb := &Testbed{underlay: &underlay{ports: map[string]port{}}}
+	prefixes := func(texts ...string) (all []netip.Prefix) {
+		for _, text := range texts {
+			all = append(all, netip.MustParsePrefix(text))
+		}
+		return all
+	}
+	cluster := func(name, api, node string, pods, virtual []netip.Prefix) *Cluster {
+		c := &Cluster{Name: name, PodSubnets: pods, VirtualSubnets: virtual}
 		c.plane = newControlPlane(c, []netip.Addr{netip.MustParseAddr(api)}, ClusterConfig{})
+		c.nodes = []*Node{{Host: Host{Name: name, tb: tb}, Cluster: c, addresses: []netip.Addr{netip.MustParseAddr(node)}}}
 		return c
 	}
-	aws := cluster("aws", "10.2.0.0/16", "fd00:10:2::/48", "10.66.0.11")
-	gcp := cluster("gcp", "10.4.0.0/16", "fd00:10:4::/48", "10.66.0.12")
-	aws.nodes = []*Node{{Cluster: aws, addresses: []netip.Addr{netip.MustParseAddr("10.66.1.1")}}}
-	gcp.nodes = []*Node{{Cluster: gcp, addresses: []netip.Addr{netip.MustParseAddr("10.66.2.1")}}}
-	return newClassifier([]*Cluster{aws, gcp})
+	first, both := prefixes("10.2.0.0/16", "fd00:10:2::/48"), prefixes("10.4.0.0/16", "fd00:10:4::/48")
+	return newClassifier([]*Cluster{
+		cluster("aws", "10.66.0.11", "10.66.1.1", first, first),
+		cluster("gcp", "10.66.0.12", "10.66.2.1", both, both),
+		cluster("merit", "10.66.0.13", "10.66.3.1", both, prefixes("100.64.0.0/16", "fd00:64::/48")),
+	})
+}
+
+// between sets the machines of a frame.
+func between(sender, receiver int, frame []byte) []byte {
+	copy(frame[:6], hardwareAddr(receiver, 0))
+	copy(frame[6:12], hardwareAddr(sender, 0))
+	return frame
 }
 
 func TestClassify(t *testing.T) {
@@ -72,6 +90,13 @@ func TestClassify(t *testing.T) {
 		{"pod to a pod of the same cluster", frame(1, "10.2.0.5", "10.2.1.5", nil), local},
 		{"node to a pod of the same cluster", frame(1, "10.66.1.1", "10.2.1.5", nil), local},
 		{"pod to a node of the same cluster", frame(1, "10.2.1.5", "10.66.1.1", nil), local},
+		{"pod to a pod of the same address in another cluster", between(2, 3, frame(1, "10.4.0.5", "10.4.1.5", nil)), plaintext},
+		{"the same within the cluster", between(3, 3, frame(1, "10.4.0.5", "10.4.1.5", nil)), local},
+		{"pod of the second cluster of its subnet to its node", between(3, 3, frame(1, "10.4.0.5", "10.66.3.1", nil)), local},
+		{"the same to the first cluster's node", between(3, 2, frame(1, "10.4.0.5", "10.66.2.1", nil)), plaintext},
+		{"to a virtual address", between(1, 3, frame(1, "10.2.0.5", "100.64.0.5", nil)), plaintext},
+		{"from a virtual address", between(3, 1, frame(1, "100.64.0.5", "10.66.1.1", nil)), plaintext},
+		{"virtual addresses within a cluster", between(3, 3, frame(1, "fd00:64::5", "fd00:10:4::5", nil)), plaintext},
 		{"handshake", frame(protocolUDP, "10.66.1.1", "10.66.2.1", handshake), wireguard},
 		{"handshake of a node without an address of its own", frame(protocolUDP, "10.2.0.1", "10.66.2.1", handshake), wireguard},
 		{"the same to a stranger", frame(protocolUDP, "10.2.0.1", "192.0.2.1", handshake), plaintext},
@@ -137,7 +162,10 @@ func FuzzParse(f *testing.F) {
 		var counts Counts
 		traffic := classify.of(p, &counts)
 		// A cut frame must never hide a leak.
-		pod := classify.podOf(p.src.Addr()) != nil || classify.podOf(p.dst.Addr()) != nil
+		pod := false
+		for _, address := range []netip.Addr{p.src.Addr(), p.dst.Addr()} {
+			pod = pod || classify.podOf(address, nil) != nil || classify.isVirtual(address)
+		}
 		if pod != (traffic == &counts.Plaintext || traffic == &counts.Local) {
 			t.Errorf("%s, pod %t, isn't counted as such", p, pod)
 		}

@@ -180,9 +180,23 @@ func (p *Pod) create(ctx context.Context, name string, object *corev1.Pod) error
 func (p *Pod) URL(port int) string { return p.URLs(port)[0] }
 
 // URLs are those of a port of the pod, one per address.
-func (p *Pod) URLs(port int) []string {
-	var urls []string
+func (p *Pod) URLs(port int) []string { return urls(p.Addresses, port) }
+
+// VirtualURLs are URLs for clients in other clusters.
+func (p *Pod) VirtualURLs(port int) []string { return urls(p.VirtualAddresses(), port) }
+
+// VirtualAddresses are the addresses that other clusters know the pod by.
+func (p *Pod) VirtualAddresses() []netip.Addr {
+	var all []netip.Addr
 	for _, address := range p.Addresses {
+		all = append(all, p.Node.Cluster.Virtual(address))
+	}
+	return all
+}
+
+func urls(addresses []netip.Addr, port int) []string {
+	var urls []string
+	for _, address := range addresses {
 		urls = append(urls, "http://"+netip.AddrPortFrom(address, uint16(port)).String())
 	}
 	return urls
