@@ -272,7 +272,7 @@ func TestDashboard(t *testing.T) {
 			}
 		}
 	}
-	if rows != 3 {
+	if rows != 4 {
 		t.Errorf("%d rows, want one for each program", rows)
 	}
 }
