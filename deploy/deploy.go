@@ -5,5 +5,5 @@ import "embed"
 
 // Files contains the bases and components.
 //
-//go:embed authenticated coredns networkd policy remote service-mirror tokens wireguard
+//go:embed authenticated coredns networkd policy relay remote service-mirror tokens wireguard
 var Files embed.FS

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
@@ -60,6 +61,10 @@ func TestChartRendersAsKustomize(t *testing.T) {
 		"cilium":        {cluster: "aws", components: []string{"wireguard/pods/cilium"}, set: []string{"wireguard.podPrefixes=cilium"}},
 		"pods":          {cluster: "aws", components: []string{"wireguard/pods/pods"}, set: []string{"wireguard.podPrefixes=pods"}},
 		"prefixes":      {cluster: "aws", components: []string{"wireguard/pods/prefixes"}, set: []string{"wireguard.podPrefixes=prefixes"}},
+		"relay":         {cluster: "aws", resources: []string{"relay"}, components: []string{"wireguard/relay"}, set: []string{"relay.enabled=true"}},
+		"relay before agents": {
+			cluster: "aws", resources: []string{"relay"}, components: []string{"authenticated"}, set: []string{"relay.enabled=true", "relay.agents=false", "metrics.auth=true"},
+		},
 		"imports": {
 			cluster: "aws", components: []string{"service-mirror/mcs"}, set: []string{"mcs.enabled=true", "mcs.crds=false", "mcs.coreDNS.serviceAccount="},
 		},
@@ -68,9 +73,9 @@ func TestChartRendersAsKustomize(t *testing.T) {
 			set: []string{"metrics.rules=true", "metrics.dashboards=true", "metrics.podMonitor.enabled=true", "metrics.prometheusRule.enabled=true"},
 		},
 		"all at once": {
-			cluster:    "gcp",
-			components: []string{"networkd", "authenticated", "wireguard/pods/calico", "service-mirror/mcs", "wireguard/cleanup"},
-			set:        []string{"wireguard.networkd=true", "metrics.auth=true", "wireguard.podPrefixes=calico", "mcs.enabled=true", "mcs.crds=false", "mcs.coreDNS.serviceAccount=", "wireguard.cleanup=true"},
+			cluster: "gcp", resources: []string{"relay"},
+			components: []string{"networkd", "authenticated", "wireguard/pods/calico", "service-mirror/mcs", "wireguard/cleanup", "wireguard/relay"},
+			set:        []string{"wireguard.networkd=true", "metrics.auth=true", "wireguard.podPrefixes=calico", "mcs.enabled=true", "mcs.crds=false", "mcs.coreDNS.serviceAccount=", "wireguard.cleanup=true", "relay.enabled=true"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -81,6 +86,12 @@ func TestChartRendersAsKustomize(t *testing.T) {
 				args = append(args, "--set", set)
 			}
 			wanted, got := manifestsByName(t, want), manifestsByName(t, command(t, helm, args...))
+			for _, o := range got {
+				unstructured.RemoveNestedField(o, "metadata", "annotations", "helm.sh/resource-policy")
+				if annotations, _, _ := unstructured.NestedMap(o, "metadata", "annotations"); len(annotations) == 0 {
+					unstructured.RemoveNestedField(o, "metadata", "annotations")
+				}
+			}
 			// Helm keeps its release in the namespace.
 			delete(wanted, "Namespace "+systemNamespace)
 			if diff := cmp.Diff(wanted, got); diff != "" || len(wanted) < 50 {
@@ -105,6 +116,7 @@ func overlay(t *testing.T, resources, components []string) string {
 	}
 	text, err := yaml.Marshal(map[string]any{
 		"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": paths(resources), "components": paths(components),
+		"images": []any{map[string]any{"name": "kube-semaphore", "newTag": "v0.1.0"}}, // as the example's
 	})
 	must(t, err)
 	must(t, os.WriteFile(filepath.Join(folder, "kustomization.yaml"), text, 0o644))
@@ -187,6 +199,12 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"policy.enabled=yes":                            "/policy/enabled",
 		"wireguard.podPrefixes=flannel":                 "/wireguard/podPrefixes",
 		"wireguard.extraEnv[0].name=SEMAPHORE_POD_NAME": "/wireguard/extraEnv/0/name",
+		"policy.podLabels.app\\.kubernetes\\.io/name=x": "propertyName 'app.kubernetes.io/name'",
+		"policy.extraVolumes[0].emptyDir.medium=Memory": "/policy/extraVolumes/0",
+		"policy.extraVolumeMounts[0].name=x":            "mountPath",
+		"relay.enabled=1":                               "/relay/enabled",
+		"relay.remotesSecret=x":                         "remotesSecret",
+		"settings.remotesFrom=relay":                    "remotesFrom",
 		"metrics.podMonitors.enabled=true":              "podMonitors",
 		"relays.enabled=true":                           "relays",
 	} {
@@ -210,9 +228,13 @@ func TestChartRefusesWrongValues(t *testing.T) {
 func TestChartValues(t *testing.T) {
 	t.Parallel()
 	const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	extra := func(program string) string {
+		return strings.ReplaceAll("P.podLabels.team=net,P.extraVolumes[0].name=more,P.extraVolumes[0].emptyDir.medium=Memory,P.extraVolumeMounts[0].name=more,P.extraVolumeMounts[0].mountPath=/more", "P.", program+".")
+	}
 	objects := manifestsByName(t, command(t, helm(t), chartArgs(t, "template", "aws", "--skip-tests",
-		"--set", "image.repository=registry.example/kube-semaphore,image.digest="+digest+",image.pullPolicy=Always,imagePullSecrets[0].name=registry",
+		"--set", "image.registry=registry.example,image.repository=kube-semaphore,image.digest="+digest+",image.pullPolicy=Always,imagePullSecrets[0].name=registry",
 		"--set", "policy.resources.limits.memory=2Gi,policy.nodeSelector.pool=system,policy.podAnnotations.a=b,policy.extraEnv[0].name=GOGC,policy.extraEnv[0].value=50",
+		"--set", extra("wireguard")+","+extra("policy")+","+extra("tokens"),
 		"--set", "wireguard.podAnnotations.c=d,wireguard.extraEnv[0].name=GOGC,tokens.extraEnv[0].name=GOGC",
 		"--set", "serviceMirror.enabled=false,networkPolicy.enabled=false",
 		"--set", "settings.logLevel=debug,settings.wgPeerMetrics=50,settings.mirrorSelector=,settings.wgSourceFilter=false",
@@ -223,6 +245,24 @@ func TestChartValues(t *testing.T) {
 		return value
 	}
 	pod := []string{"spec", "template", "spec"}
+	for name, fields := range map[string][]string{
+		"DaemonSet semaphore-wireguard": {"spec", "template"}, "Deployment semaphore-policy": {"spec", "template"}, "CronJob semaphore-tokens": {"spec", "jobTemplate", "spec", "template"},
+	} {
+		kind, program, _ := strings.Cut(name, " ")
+		labels := path(name, append(slices.Clone(fields), "metadata", "labels")...)
+		if diff := cmp.Diff(map[string]any{"app.kubernetes.io/name": program, "app.kubernetes.io/part-of": "kube-semaphore", "team": "net"}, labels); diff != "" {
+			t.Errorf("labels of the pods of the %s %s: %s", kind, program, diff)
+		}
+		volumes, _ := path(name, append(slices.Clone(fields), "spec", "volumes")...).([]any)
+		if more := map[string]any{"name": "more", "emptyDir": map[string]any{"medium": "Memory"}}; !slices.ContainsFunc(volumes, func(v any) bool { return cmp.Equal(v, more) }) {
+			t.Errorf("%s: the volumes are %v", name, volumes)
+		}
+		containers, _ := path(name, append(slices.Clone(fields), "spec", "containers")...).([]any)
+		mounts, _ := containers[0].(map[string]any)["volumeMounts"].([]any)
+		if more := map[string]any{"name": "more", "mountPath": "/more"}; !slices.ContainsFunc(mounts, func(m any) bool { return cmp.Equal(m, more) }) {
+			t.Errorf("%s: the mounts are %v", name, mounts)
+		}
+	}
 	for _, name := range []string{"DaemonSet semaphore-wireguard", "Deployment semaphore-policy"} {
 		containers, _ := path(name, append(pod, "containers")...).([]any)
 		c := containers[0].(map[string]any)
@@ -294,9 +334,9 @@ func TestChart(t *testing.T) {
 		}
 		return out
 	}
-	values := []string{"--set", "mcs.enabled=true,metrics.auth=true,metrics.dashboards=true,test.remote=x.example:80"}
+	values := []string{"--set", "mcs.enabled=true,metrics.auth=true,metrics.dashboards=true,relay.enabled=true,relay.agents=false,test.remote=x.example:80"}
 	out := run(chartArgs(t, "install", "aws", append(values, "--create-namespace")...)...)
-	for _, want := range []string{"semaphorectl tokens aws gcp", "wireguard.cleanup=true", "cluster.gcp"} {
+	for _, want := range []string{"semaphorectl tokens aws gcp", "wireguard.cleanup=true", "cluster.gcp", "relay.agents=true", "/bin/semaphore-relay status", "delete wireguardpeers --all"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the notes don't name %q:\n%s", want, out)
 		}
@@ -323,7 +363,9 @@ func TestChart(t *testing.T) {
 	if diff := cmp.Diff(installed, versions(t, clusters)); diff != "" {
 		t.Errorf("a second application changes:\n%s", diff)
 	}
-	run(chartArgs(t, "upgrade", "aws", append(values, "--set", "settings.logLevel=debug,wireguard.cleanup=true")...)...)
+	if out := run(chartArgs(t, "upgrade", "aws", append(values, "--set", "settings.logLevel=debug,wireguard.cleanup=true,relay.agents=true")...)...); strings.Contains(out, "relay.agents") {
+		t.Errorf("the notes name a step that was done:\n%s", out)
+	}
 	changed := versions(t, clusters)
 	settings := slices.DeleteFunc(slices.Collect(maps.Keys(changed)), func(name string) bool {
 		return !strings.HasPrefix(name, "aws configmaps "+systemNamespace+"/semaphore-")
@@ -335,6 +377,8 @@ func TestChart(t *testing.T) {
 	must(t, err)
 	if c := set.Spec.Template.Spec.Containers[0]; !slices.Equal(c.Args, []string{"-cleanup"}) || c.ReadinessProbe != nil || c.EnvFrom[0].ConfigMapRef.Name != strings.TrimPrefix(settings[0], "aws configmaps "+systemNamespace+"/") {
 		t.Errorf("the agents that clean up are %+v", c)
+	} else if !slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "SEMAPHORE_REMOTES_FROM" && e.Value == "relay" }) || slices.ContainsFunc(set.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return v.Secret != nil }) {
+		t.Errorf("the agents don't read from the relay, or have credentials: %+v", set.Spec.Template.Spec)
 	}
 	run("rollback", "semaphore", "1", "--namespace", systemNamespace)
 
@@ -342,6 +386,7 @@ func TestChart(t *testing.T) {
 	if diff := cmp.Diff([]string{
 		"aws customresourcedefinitions.apiextensions.k8s.io /serviceexports.multicluster.x-k8s.io",
 		"aws customresourcedefinitions.apiextensions.k8s.io /serviceimports.multicluster.x-k8s.io",
+		"aws customresourcedefinitions.apiextensions.k8s.io /wireguardpeers.semaphore.uw.io",
 		"aws namespaces /" + systemNamespace,
 	}, slices.Sorted(maps.Keys(versions(t, clusters)))); diff != "" {
 		t.Errorf("left after the uninstallation (-want +got):\n%s", diff)

@@ -18,13 +18,16 @@ const development = "v0.1.0"
 // chart returns the files of the chart by name.
 func chart(root string, o options) (map[string][]byte, error) {
 	g := generator{defaults: map[string]any{
-		"repository": "kube-semaphore", "digest": o.digest, "version": strings.TrimPrefix(development, "v"),
+		"registry": "", "repository": "kube-semaphore", "digest": o.digest, "version": strings.TrimPrefix(development, "v"),
 	}}
 	if o.version != "" {
 		g.defaults["version"] = strings.TrimPrefix(o.version, "v")
 	}
 	if o.repository != "" {
 		g.defaults["repository"] = o.repository
+		if registry, rest, has := strings.Cut(o.repository, "/"); has && strings.ContainsAny(registry, ".:") {
+			g.defaults["registry"], g.defaults["repository"] = registry, rest
+		}
 	}
 	files := map[string][]byte{}
 	for _, t := range templates() {

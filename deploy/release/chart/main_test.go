@@ -133,7 +133,7 @@ func TestRelease(t *testing.T) {
 	}
 	for name, want := range map[string][]string{
 		"Chart.yaml":  {"\nversion: 1.2.3\n", "\nappVersion: v1.2.3\n"},
-		"values.yaml": {"\n  repository: registry.example:5000/a/kube-semaphore\n", "\n  digest: \"" + digest + "\"\n"},
+		"values.yaml": {"\n  registry: \"registry.example:5000\"\n", "\n  repository: a/kube-semaphore\n", "\n  digest: \"" + digest + "\"\n"},
 	} {
 		content, err := os.ReadFile(filepath.Join(folder, name))
 		for _, text := range want {

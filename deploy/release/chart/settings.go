@@ -140,11 +140,20 @@ func (v values) schema() ([]byte, error) {
 	boolean, text, free := object{"type": "boolean"}, object{"type": "string"}, object{"type": "object"}
 	labels := object{"type": "object", "additionalProperties": text}
 	list := object{"type": "array", "items": free}
+	others := func(own ...string) object {
+		names := object{"not": object{"enum": own}, "description": "none of those that the chart sets"}
+		return object{"type": "object", "additionalProperties": text, "propertyNames": names}
+	}
+	named := func(fields ...string) object {
+		return object{"type": "array", "items": object{"type": "object", "required": fields}}
+	}
 	workload := func(more object) object {
 		properties := object{
 			"resources": free, "nodeSelector": labels, "tolerations": list, "affinity": free,
-			"topologySpreadConstraints": list, "priorityClassName": text, "podAnnotations": labels,
-			"enabled": boolean,
+			"topologySpreadConstraints": list, "priorityClassName": text, "enabled": boolean,
+			"podAnnotations": others("kubectl.kubernetes.io/default-container"),
+			"podLabels":      others("app.kubernetes.io/name", "app.kubernetes.io/part-of"),
+			"extraVolumes":   named("name"), "extraVolumeMounts": named("name", "mountPath"),
 			"extraEnv": object{"type": "array", "items": object{
 				"type": "object", "required": []string{"name"},
 				"properties": object{"name": object{
@@ -174,7 +183,7 @@ func (v values) schema() ([]byte, error) {
 		"remotes":  object{"type": "object", "minProperties": 1, "propertyNames": name, "additionalProperties": one},
 		"settings": closed("settings of the programs", all),
 		"image": closed("", object{
-			"repository": object{"type": "string", "minLength": 1}, "tag": text,
+			"registry": text, "repository": object{"type": "string", "minLength": 1}, "tag": text,
 			"digest":     object{"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
 			"pullPolicy": object{"enum": []string{"", "Always", "IfNotPresent", "Never"}},
 		}),
@@ -186,6 +195,7 @@ func (v values) schema() ([]byte, error) {
 		}),
 		"serviceMirror": workload(object{"replicas": replicas, "remotesSecret": secret}),
 		"policy":        workload(object{"replicas": replicas, "remotesSecret": secret}),
+		"relay":         workload(object{"replicas": replicas, "agents": boolean, "crd": boolean}),
 		"tokens":        workload(nil),
 		"mcs": closed("", object{
 			"enabled": boolean, "crds": boolean, "coreDNS": closed("", object{"serviceAccount": text, "namespace": text}),

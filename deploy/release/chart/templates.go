@@ -35,7 +35,9 @@ func templates() []template {
 	}
 	return []template{
 		{"wireguard", "wireguard", "wireguard", append(pods, authenticated,
-			component{"networkd", "$.Values.wireguard.networkd"}, component{"wireguard/cleanup", "$.Values.wireguard.cleanup"})},
+			component{"networkd", "$.Values.wireguard.networkd"}, component{"wireguard/cleanup", "$.Values.wireguard.cleanup"},
+			component{"wireguard/relay", "and $.Values.relay.enabled $.Values.relay.agents"})},
+		{"relay", "relay", "relay", []component{authenticated}},
 		{"service-mirror", "service-mirror", "serviceMirror", []component{authenticated, {"service-mirror/mcs", "$.Values.mcs.enabled"}}},
 		{"policy", "policy", "policy", []component{authenticated}},
 		{"tokens", "tokens", "tokens", nil},
@@ -132,6 +134,8 @@ func (g *generator) prepare(o *unstructured.Unstructured, program string) {
 		case key == "replicas" && program != "":
 			g.defaults[program+".replicas"] = value
 			return g.scalar("$.Values." + program + ".replicas | int64")
+		case key == "secretName" && program == "relay":
+			return g.scalar("$.Values.wireguard.remotesSecret") // It has those of the agents.
 		case key == "secretName" && program != "":
 			g.defaults[program+".remotesSecret"] = value
 			return g.scalar("$.Values." + program + ".remotesSecret")
@@ -143,15 +147,17 @@ func (g *generator) prepare(o *unstructured.Unstructured, program string) {
 // pods puts tokens into a pod template.
 func (g *generator) pods(template map[string]any, program string) {
 	metadata, spec := template["metadata"].(map[string]any), template["spec"].(map[string]any)
-	annotations := "$.Values." + program + ".podAnnotations"
-	if own, has := metadata["annotations"].(map[string]any); has {
-		list := ""
-		for _, name := range slices.Sorted(maps.Keys(own)) {
-			list += fmt.Sprintf(" %q %q", name, own[name])
+	for key, value := range map[string]string{"labels": "podLabels", "annotations": "podAnnotations"} {
+		all := "$.Values." + program + "." + value
+		if own, has := metadata[key].(map[string]any); has {
+			list := ""
+			for _, name := range slices.Sorted(maps.Keys(own)) {
+				list += fmt.Sprintf(" %q %q", name, own[name])
+			}
+			all = "merge (dict" + list + ") (default dict " + all + ")"
 		}
-		annotations = "merge (dict" + list + ") (default dict " + annotations + ")"
+		metadata[key] = g.field(all)
 	}
-	metadata["annotations"] = g.field(annotations)
 	for _, key := range []string{"nodeSelector", "tolerations", "affinity", "topologySpreadConstraints", "priorityClassName"} {
 		if key != "priorityClassName" {
 			g.set(spec, key, program+"."+key)
@@ -161,6 +167,7 @@ func (g *generator) pods(template map[string]any, program string) {
 		spec[key] = g.scalar("$.Values." + program + "." + key)
 	}
 	spec["imagePullSecrets"] = g.field("$.Values.imagePullSecrets")
+	g.extend(spec, "volumes", "name", "$.Values."+program+".extraVolumes")
 	for _, list := range []string{"initContainers", "containers"} {
 		containers, _ := spec[list].([]any)
 		for _, c := range containers {
@@ -171,13 +178,18 @@ func (g *generator) pods(template map[string]any, program string) {
 				continue
 			}
 			g.set(c, "resources", program+".resources")
-			extra := "$.Values." + program + ".extraEnv"
-			if env, has := c["env"].([]any); has {
-				c["env"] = append(env, map[string]any{"name": g.items(extra)})
-			} else {
-				c["env"] = g.field(extra)
-			}
+			g.extend(c, "env", "name", "$.Values."+program+".extraEnv")
+			g.extend(c, "volumeMounts", "mountPath", "$.Values."+program+".extraVolumeMounts")
 		}
+	}
+}
+
+// extend puts a token for a value's items at the end of a list, whose items have a field.
+func (g *generator) extend(in map[string]any, list, field, value string) {
+	if items, has := in[list].([]any); has {
+		in[list] = append(items, map[string]any{field: g.items(value)})
+	} else {
+		in[list] = g.field(value)
 	}
 }
 
@@ -188,6 +200,8 @@ func condition(o *unstructured.Unstructured) string {
 		return "$.Values.networkPolicy.enabled"
 	case "DaemonSet":
 		return "$.Values.wireguard.enabled"
+	case "CustomResourceDefinition":
+		return "$.Values.relay.crd"
 	}
 	return ""
 }
@@ -199,7 +213,9 @@ func (g *generator) template(t template) (string, error) {
 		return "", err
 	}
 	for _, o := range objects {
-		g.prepare(o, t.values)
+		if g.prepare(o, t.values); o.GetKind() == "CustomResourceDefinition" {
+			keep(o)
+		}
 	}
 	variants := make([][]variant, len(objects))
 	var added []string
