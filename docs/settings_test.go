@@ -67,6 +67,7 @@ var subjects = map[string]string{
 	"SEMAPHORE_WG_POD_CIDRS":                     "network-plugins.md",
 	"SEMAPHORE_WG_ROUTE_SRC":                     "network-plugins.md",
 	"SEMAPHORE_WG_FWMARK":                        "network-plugins.md#nodes-and-pods-in-the-same-subnets",
+	"SEMAPHORE_POD_SUBNETS_MAP":                  "overlapping-subnets.md",
 	"SEMAPHORE_WG_SOURCE_FILTER":                 "install.md#source-filter",
 	"SEMAPHORE_WG_PEER_METRICS":                  "metrics.md",
 	"SEMAPHORE_MIRROR_SELECTOR":                  "service-mirror.md",

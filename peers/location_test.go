@@ -53,7 +53,7 @@ func TestPublishedEndpoint(t *testing.T) {
 			for i := range said {
 				said[i].Location = source(t, tt.configured)
 			}
-			got, err := Annotations(TrimSelf(n), said, nil)
+			got, err := Annotations(TrimSelf(n), said, nil, nil)
 			if tt.wrong == "" && err != nil || tt.wrong != "" && (err == nil || !strings.Contains(err.Error(), tt.wrong)) {
 				t.Errorf("%v, want an error with %q", err, tt.wrong)
 			}
@@ -69,7 +69,7 @@ func TestEndpointOfANodeWithoutTheAddress(t *testing.T) {
 	n.Status.Addresses = n.Status.Addresses[:1]
 	said := publications[0]
 	said.Location = source(t, "ExternalIP")
-	if got, err := Annotations(TrimSelf(n), []Publication{said}, nil); err == nil || len(got) > 0 {
+	if got, err := Annotations(TrimSelf(n), []Publication{said}, nil, nil); err == nil || len(got) > 0 {
 		t.Errorf("%v, %v, want an error", got, err)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/peers/pods"
@@ -42,10 +43,18 @@ type Self struct {
 	Version     string // resource version; not compared
 }
 
-// Published returns the prefixes of the node's annotation, and whether it has one.
+// Published returns the prefixes of the node's annotation as this cluster knows them, by the
+// map that they were published with, and whether it has the annotation.
 func (s Self) Published() ([]netip.Prefix, bool) {
 	text, carried := s.Annotations[PodCIDRsAnnotation]
-	return parsePrefixes(text), carried
+	prefixes := parsePrefixes(text)
+	var by config.SubnetMap
+	if err := by.Decode(s.Annotations[config.SubnetMapAnnotation]); err == nil {
+		for i, p := range prefixes {
+			prefixes[i] = by.RealPrefix(p)
+		}
+	}
+	return prefixes, carried
 }
 
 // plain reports whether the admission policy accepts a node's podCIDRs as its annotation: it
@@ -99,6 +108,9 @@ func (p Publication) known() bool { return !p.PublicKey.IsZero() && p.ListenPort
 
 // Annotations returns the desired annotations of the node.
 //
+// Prefixes of pods are published as other clusters know them, together with the map. One that
+// has no virtual prefix is left out, which is an error.
+//
 // The annotations for a remote are retained while this node has no endpoint for it, which
 // is an error; that of pods is retained while pods is nil, that is, not known. Until pods
 // is known nothing is published for a new remote: without the annotation of pods, its
@@ -106,18 +118,30 @@ func (p Publication) known() bool { return !p.PublicKey.IsZero() && p.ListenPort
 //
 // A node that has to send first publishes an empty endpoint: without the annotation,
 // agents of the original would not make it a peer.
-func Annotations(self Self, publications []Publication, pods *pods.Known) (map[string]string, error) {
-	want := make(map[string]string, 2*len(publications)+1)
-	prefixes, settled := self.Annotations[PodCIDRsAnnotation]
-	if settled && pods == nil {
-		want[PodCIDRsAnnotation] = prefixes
+func Annotations(self Self, publications []Publication, pods *pods.Known, virtual config.SubnetMap) (map[string]string, error) {
+	want := make(map[string]string, 2*len(publications)+2)
+	carried, settled := self.Annotations[PodCIDRsAnnotation]
+	var errs []error
+	publish := func(prefixes []netip.Prefix) {
+		text, err := published(prefixes, virtual)
+		want[PodCIDRsAnnotation], errs = text, append(errs, err)
+	}
+	switch {
+	case pods != nil && pods.Publish:
+		publish(pods.Prefixes)
+	case pods != nil && len(virtual) > 0:
+		publish(self.PodCIDRs)
+	case pods == nil && settled && self.Annotations[config.SubnetMapAnnotation] == virtual.String():
+		want[PodCIDRsAnnotation] = carried
+	case pods == nil && settled:
+		prefixes, _ := self.Published()
+		publish(prefixes)
 	}
 	settled = settled || pods != nil
-	if pods != nil && pods.Publish {
-		want[PodCIDRsAnnotation] = joinPrefixes(pods.Prefixes)
+	if settled && len(virtual) > 0 {
+		want[config.SubnetMapAnnotation] = virtual.String()
 	}
 	remotes := make(map[string]string, len(publications)) // by endpoint
-	var errs []error
 	for i := range publications {
 		p := &publications[i]
 		at := ""
@@ -148,6 +172,28 @@ func Annotations(self Self, publications []Publication, pods *pods.Known) (map[s
 	return want, errors.Join(errs...)
 }
 
+// published returns the annotation for prefixes of pods, and an error for those that have no
+// virtual prefix.
+func published(prefixes []netip.Prefix, virtual config.SubnetMap) (string, error) {
+	if len(virtual) == 0 {
+		return joinPrefixes(prefixes), nil
+	}
+	var (
+		known []netip.Prefix
+		errs  []error
+	)
+	for _, p := range prefixes {
+		p, err := virtual.VirtualPrefix(p)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("publish prefixes of pods: %w", err))
+			continue
+		}
+		known = append(known, p)
+	}
+	slices.SortFunc(known, netip.Prefix.Compare)
+	return joinPrefixes(known), errors.Join(errs...)
+}
+
 // carries reports whether the node has an annotation for a remote.
 func (s Self) carries(remote string) bool {
 	_, key := s.Annotations[PublicKeyAnnotation(remote)]
@@ -169,6 +215,7 @@ type Publisher struct {
 	self         func() (Self, bool)
 	publications func() []Publication
 	pods         func() *pods.Known
+	virtual      config.SubnetMap
 	log          *slog.Logger
 
 	spacing   time.Duration
@@ -187,6 +234,7 @@ type PublisherConfig struct {
 	Self         func() (Self, bool)  // this node, and whether it is known
 	Publications func() []Publication // current, for each admitted remote
 	Pods         func() *pods.Known   // of this node; nil: not known
+	PodSubnets   config.SubnetMap     // of this cluster
 	// Spacing is the minimum interval between writes; a change that comes sooner is delayed
 	// until Due.
 	Spacing time.Duration
@@ -195,7 +243,7 @@ type PublisherConfig struct {
 
 // NewPublisher returns a publisher.
 func NewPublisher(cfg PublisherConfig) *Publisher {
-	return &Publisher{nodes: cfg.Nodes, self: cfg.Self, publications: cfg.Publications, pods: cfg.Pods, spacing: cfg.Spacing, log: cfg.Logger, past: keep.NewOverrides[struct{}](cfg.Logger)}
+	return &Publisher{nodes: cfg.Nodes, self: cfg.Self, publications: cfg.Publications, pods: cfg.Pods, virtual: cfg.PodSubnets, spacing: cfg.Spacing, log: cfg.Logger, past: keep.NewOverrides[struct{}](cfg.Logger)}
 }
 
 // Published reports whether the node had all our annotations after the last pass.
@@ -217,15 +265,18 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 	}
 	publications := p.publications()
 	pods := p.pods()
-	want, wrong := Annotations(self, publications, pods)
+	want, wrong := Annotations(self, publications, pods, p.virtual)
 	var changed []string
 	for k, v := range want {
 		if carried, is := self.Annotations[k]; !is || carried != v {
 			changed = append(changed, k)
 		}
 	}
-	if _, carried := self.Annotations[PodCIDRsAnnotation]; carried && pods != nil && !pods.Publish {
-		changed = append(changed, PodCIDRsAnnotation)
+	for _, name := range ofPods() {
+		_, carried := self.Annotations[name]
+		if _, wanted := want[name]; carried && !wanted {
+			changed = append(changed, name)
+		}
 	}
 	complete := wrong == nil && pods != nil && !slices.ContainsFunc(publications, func(p Publication) bool { return !p.known() })
 	now, w := time.Now(), overridable(&self, want)
@@ -296,11 +347,14 @@ func overridable(self *Self, want map[string]string) keep.Write {
 	}
 }
 
-// fingerprint returns one of the annotations whose names are in want, and of the prefixes;
+// ofPods returns the names of the annotations that are the same for all remotes.
+func ofPods() []string { return []string{PodCIDRsAnnotation, config.SubnetMapAnnotation} }
+
+// fingerprint returns one of the annotations whose names are in want, and of those of pods;
 // never 0.
 func fingerprint(annotations, want map[string]string) uint64 {
 	h := fnv.New64a()
-	names := slices.AppendSeq([]string{PodCIDRsAnnotation}, maps.Keys(want))
+	names := slices.AppendSeq(ofPods(), maps.Keys(want))
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
 		if value, set := annotations[name]; set {
@@ -325,7 +379,10 @@ func (p *Publisher) Withdraw(ctx context.Context, node string) error {
 	if _, err := p.apply(ctx, node, self.UID, nil); err != nil {
 		return fmt.Errorf("withdraw from node %q: %w", node, err)
 	}
-	gone := map[string]any{PodCIDRsAnnotation: nil}
+	gone := map[string]any{}
+	for _, name := range ofPods() {
+		gone[name] = nil
+	}
 	for _, pub := range p.publications() {
 		gone[PublicKeyAnnotation(pub.Remote)] = nil
 		gone[EndpointAnnotation(pub.Remote)] = nil

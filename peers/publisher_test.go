@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/peers/pods"
 )
 
@@ -56,7 +57,7 @@ func TestAnnotations(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, err := Annotations(TrimSelf(kubernetesNode(tt.addresses...)), publications[:1], &pods.Known{})
+			got, err := Annotations(TrimSelf(kubernetesNode(tt.addresses...)), publications[:1], &pods.Known{}, nil)
 			if tt.endpoint == "" {
 				if err == nil {
 					t.Errorf("got %v, want an error", got)
@@ -74,6 +75,15 @@ func TestAnnotations(t *testing.T) {
 	}
 }
 
+// TestPrefixWithoutAVirtualOneIsLeftOut publishes the others.
+func TestPrefixWithoutAVirtualOneIsLeftOut(t *testing.T) {
+	virtual := config.SubnetMap{{Real: netip.MustParsePrefix("10.2.0.0/16"), Virtual: netip.MustParsePrefix("100.64.0.0/16")}}
+	got, err := Annotations(TrimSelf(kubernetesNode("10.66.23.31")), nil, &pods.Known{Publish: true, Prefixes: prefixes("10.2.3.0/24", "10.2.0.0/15")}, virtual)
+	if err == nil || !strings.Contains(err.Error(), "only a part of 10.2.0.0/15 is in 10.2.0.0/16") || got[PodCIDRsAnnotation] != "100.64.3.0/24" {
+		t.Errorf("%v, error %v", got, err)
+	}
+}
+
 // TestNothingIsPublishedBeforeThePrefixesAreKnown keeps a new node from claiming its
 // spec.podCIDRs while its pods may have other prefixes.
 func TestNothingIsPublishedBeforeThePrefixesAreKnown(t *testing.T) {
@@ -87,23 +97,37 @@ func TestNothingIsPublishedBeforeThePrefixesAreKnown(t *testing.T) {
 		m[PodCIDRsAnnotation] = prefixes
 		return m
 	}
+	virtual := config.SubnetMap{{Real: netip.MustParsePrefix("10.2.0.0/16"), Virtual: netip.MustParsePrefix("100.64.0.0/16")}}
+	mapped := func(prefixes string) map[string]string {
+		m := merged(prefixes)
+		m[config.SubnetMapAnnotation] = virtual.String()
+		return m
+	}
 	for _, c := range []struct {
 		name    string
 		carried map[string]string
 		pods    *pods.Known
+		virtual config.SubnetMap
 		want    map[string]string
 	}{
-		{"a new node", nil, nil, map[string]string{}},
-		{"one whose specification is right", nil, &pods.Known{}, published},
-		{"one with other prefixes", nil, &pods.Known{Publish: true, Prefixes: prefixes("10.2.9.0/26")}, merged("10.2.9.0/26")},
-		{"one with none yet", nil, &pods.Known{Publish: true}, merged("")},
-		{"one that has published before", map[string]string{PublicKeyAnnotation("gcp"): "before"}, nil, published},
-		{"one that has published its prefixes", map[string]string{PodCIDRsAnnotation: "10.2.9.0/26"}, nil, merged("10.2.9.0/26")},
+		{"a new node", nil, nil, nil, map[string]string{}},
+		{"one whose specification is right", nil, &pods.Known{}, nil, published},
+		{"one with other prefixes", nil, &pods.Known{Publish: true, Prefixes: prefixes("10.2.9.0/26")}, nil, merged("10.2.9.0/26")},
+		{"one with none yet", nil, &pods.Known{Publish: true}, nil, merged("")},
+		{"one that has published before", map[string]string{PublicKeyAnnotation("gcp"): "before"}, nil, nil, published},
+		{"one that has published its prefixes", map[string]string{PodCIDRsAnnotation: "10.2.9.0/26"}, nil, nil, merged("10.2.9.0/26")},
+		{"a new node of a cluster with a map", nil, nil, virtual, map[string]string{}},
+		{"one with a map whose specification is right", nil, &pods.Known{}, virtual, mapped("100.64.3.0/24")},
+		{"one with a map and other prefixes", nil, &pods.Known{Publish: true, Prefixes: prefixes("10.1.9.0/26", "10.2.9.0/26", "192.168.0.0/24")}, virtual, mapped("10.1.9.0/26,100.64.9.0/26,192.168.0.0/24")},
+		{"one that has published by the map", map[string]string{PodCIDRsAnnotation: "100.64.9.0/26", config.SubnetMapAnnotation: virtual.String()}, nil, virtual, mapped("100.64.9.0/26")},
+		{"one that has published without the map", map[string]string{PodCIDRsAnnotation: "10.2.9.0/26"}, nil, virtual, mapped("100.64.9.0/26")},
+		{"one that has published by another map", map[string]string{PodCIDRsAnnotation: "100.65.9.0/26", config.SubnetMapAnnotation: "10.2.0.0/16=100.65.0.0/16"}, nil, virtual, mapped("100.64.9.0/26")},
+		{"one whose map was removed", map[string]string{PodCIDRsAnnotation: "100.64.9.0/26", config.SubnetMapAnnotation: virtual.String()}, nil, nil, merged("10.2.9.0/26")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := kubernetesNode("10.66.23.31")
 			maps.Copy(n.Annotations, c.carried)
-			got, err := Annotations(TrimSelf(n), said, c.pods)
+			got, err := Annotations(TrimSelf(n), said, c.pods, c.virtual)
 			if diff := cmp.Diff(c.want, got); err != nil || diff != "" {
 				t.Errorf("%v (-want +got):\n%s", err, diff)
 			}

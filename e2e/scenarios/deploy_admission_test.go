@@ -1,10 +1,12 @@
 package scenarios_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -21,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/peers/pods"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
@@ -193,6 +196,7 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 		refused(t, merge(t.Context(), own, "aws-1", `{"metadata":{"annotations":{"k8s.ovn.org/node-subnets":"10.2.0.0/16"}}}`), "may not change the annotation k8s.ovn.org/node-subnets")
 		must(t, merge(t.Context(), nodes, "aws-1", `{"metadata":{"annotations":{"k8s.ovn.org/node-subnets":null}}}`))
 	})
+	t.Run("prefixes in virtual subnets", func(t *testing.T) { publishVirtually(t, cluster, own, nodes) })
 	t.Run("prefixes that are from elsewhere", func(t *testing.T) {
 		must(t, cluster.Apply(t.Context(), filepath.Join(deployFolder(t), "wireguard", "pods", "prefixes", "rbac.yaml")))
 		must(t, cluster.AwaitRight(t.Context(), systemNamespace, agentAccount,
@@ -246,6 +250,63 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 	t.Run("everybody else goes on", func(t *testing.T) {
 		must(t, merge(t.Context(), nodes, "aws-1", `{"metadata":{"labels":{"more":"x"},"annotations":{"more":"x"}},"spec":{"unschedulable":true}}`))
 	})
+}
+
+// publishVirtually tests the admission policy with maps of pod subnets, in a cluster that has one
+// by deploy/wireguard/map. Node aws-1 has the podCIDR 10.2.1.0/24, and another one of OVN's.
+func publishVirtually(t *testing.T, cluster *testbed.Cluster, own, nodes clientcorev1.NodeInterface) {
+	const has = "10.2.0.0/15=100.66.0.0/15,10.9.0.0/17=100.65.128.0/17,fd00:2::/49=fd00:c9:0:8000::/49"
+	merge := func(client clientcorev1.NodeInterface, patch string) error {
+		_, err := client.Patch(t.Context(), "aws-1", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		return err
+	}
+	patch := func(subnets, prefixes string) string {
+		return fmt.Sprintf(`{"metadata":{"annotations":{%q:%s,%q:%s}}}`, config.SubnetMapAnnotation, subnets, peers.PodCIDRsAnnotation, prefixes)
+	}
+	must(t, merge(nodes, `{"metadata":{"annotations":{"k8s.ovn.org/node-subnets":"{\"default\":[\"10.9.100.0/23\",\"fd00:2:0:1f::/64\"]}"}}}`))
+	refused(t, merge(own, patch(`"`+has+`"`, `"100.66.1.0/24"`)), "may not publish the map of pod subnets "+has+", which its cluster does not have")
+	text, err := os.ReadFile(filepath.Join(deployFolder(t), "wireguard", "map", "rbac.yaml"))
+	must(t, err)
+	file := filepath.Join(t.TempDir(), "rbac.yaml")
+	must(t, os.WriteFile(file, bytes.ReplaceAll(text, []byte("[SEMAPHORE_POD_SUBNETS_MAP]"), []byte(`["`+has+`"]`)), 0o600))
+	must(t, cluster.Apply(t.Context(), file))
+	must(t, cluster.AwaitRight(t.Context(), systemNamespace, agentAccount,
+		authorizationv1.ResourceAttributes{Verb: "publish", Group: "semaphore.uw.io", Resource: "podsubnetsmaps", Name: has}, true))
+	for _, c := range []struct{ subnets, prefixes, want string }{
+		{has, "100.66.1.0/24", ""},
+		{has, "", ""},
+		{has, "100.65.228.0/23,100.66.1.0/24,fd00:c9:0:801f::/64", ""},
+		{has, "10.2.1.0/24,fd00:c9:0:801f::/64", ""},
+		{has, "fd00:c9:0000:801f::/64", ""}, // Readers parse it.
+		{has, "100.67.1.0/24", "may not publish 100.67.1.0/24"},
+		{has, "100.66.1.0/25", "may not publish 100.66.1.0/25"},
+		{has, "100.66.2.0/24", "may not publish 100.66.2.0/24"},
+		{has, "100.66.0.0/16", "may not publish 100.66.0.0/16"},
+		{has, "100.65.1.0/24", "may not publish 100.65.1.0/24"},
+		{has, "100.65.228.0/24", "may not publish 100.65.228.0/24"},
+		{has, "100.66.1.0/24,100.66.2.0/24", "may not publish 100.66.1.0/24"},
+		{has, "fd00:c9::1f:0:0:0/64", "may not publish fd00:c9::1f:0:0:0/64"},
+		{has, "fd00:c9:0:801e::/64", "may not publish fd00:c9:0:801e::/64"},
+		{has, "::/64", "may not publish ::/64"},
+		{has, "1.1.1/24", "may not publish 1.1.1/24"},
+		{has, "100.66.1.0/24,100.66.1.0/24,100.66.1.0/24,100.66.1.0/24,100.66.1.0/24", "may not publish 100.66.1.0/24"},
+		{"10.2.1.0/24=100.66.9.0/24", "100.66.9.0/24", "may not publish the map of pod subnets 10.2.1.0/24=100.66.9.0/24"},
+		{"10.2.0.0/15=100.66.0.0/15", "100.66.1.0/24", "may not publish the map of pod subnets 10.2.0.0/15=100.66.0.0/15"},
+		{"10.2.0.0/15", "10.2.1.0/24", "may not publish the map of pod subnets 10.2.0.0/15"},
+		{"*", "", "may not publish the map of pod subnets *"},
+	} {
+		refused(t, merge(own, patch(`"`+c.subnets+`"`, `"`+c.prefixes+`"`)), c.want)
+	}
+	must(t, merge(own, patch(`"`+has+`"`, `"100.66.1.0/24"`)))
+	// An agent that is confined to one node keeps its key while its map is none of the cluster's.
+	must(t, merge(nodes, patch(`"10.2.1.0/24=100.66.9.0/24"`, `"100.66.9.0/24"`)))
+	must(t, merge(own, `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/endpoint":""}}}`))
+	refused(t, merge(own, prefixesPatch("100.66.1.0/24")), "may not publish the map of pod subnets 10.2.1.0/24=100.66.9.0/24")
+	// Without the map, its prefixes are those that it was given.
+	refused(t, merge(own, patch("null", `"100.66.1.0/24"`)), "may not publish 100.66.1.0/24, which this node was not given")
+	refused(t, merge(own, fmt.Sprintf(`{"metadata":{"annotations":{%q:null}}}`, config.SubnetMapAnnotation)), "may not publish 100.66.9.0/24")
+	must(t, merge(own, patch("null", "null")))
+	must(t, merge(nodes, `{"metadata":{"annotations":{"k8s.ovn.org/node-subnets":null}}}`))
 }
 
 // prefixesPatch is a patch with which a node publishes pod prefixes.

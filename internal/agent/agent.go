@@ -218,7 +218,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	}
 	a.publisher = peers.NewPublisher(peers.PublisherConfig{
 		Nodes: client.Nodes(), Self: a.knownSelf, Publications: a.publications, Pods: a.pods,
-		Spacing: publishSpacing, Logger: log,
+		PodSubnets: cfg.PodSubnetsMap, Spacing: publishSpacing, Logger: log,
 	})
 	if pod := cfg.Pod; pod.Known() {
 		a.events = event.NewRecorder(event.Config{

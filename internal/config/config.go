@@ -183,10 +183,12 @@ type Wireguard struct {
 	Engine       string  `envconfig:"WG_ENGINE" default:"start" oneof:"start,wait" desc:"with the userspace backend, if no engine is running: start semaphore-engine, which is installed beside this program, or wait for one that another container runs"`
 	KeyPath      string  `envconfig:"WG_KEY_PATH" is:"path" flag:"wg-key-path" default:"/var/lib/semaphore-wireguard" desc:"directory of private keys and persistent state"`
 	// Endpoint can be overridden for a single node.
-	Endpoint     string `envconfig:"WG_ENDPOINT" is:"endpoint" default:"InternalIP" desc:"published endpoint of this node: InternalIP or ExternalIP of the node's status, an address with an optional port, or none (behind NAT: this node initiates all handshakes)"`
-	RouteSrc     string `envconfig:"WG_ROUTE_SRC" is:"source" default:"auto" desc:"source address of packets from the node itself to remote pods: auto (a local address inside the node's podCIDR), none, or an address"`
-	PodCIDRs     string `envconfig:"WG_POD_CIDRS" is:"pod prefixes" default:"auto" desc:"source of the prefixes of the node's pods: auto, node (its podCIDRs), calico, cilium, ovn, pods (their addresses), or prefixes, comma-separated"`
-	SourceFilter bool   `envconfig:"WG_SOURCE_FILTER" default:"true" desc:"whether to drop packets with a source address of a remote pod that don't come through the tunnel"`
+	Endpoint string `envconfig:"WG_ENDPOINT" is:"endpoint" default:"InternalIP" desc:"published endpoint of this node: InternalIP or ExternalIP of the node's status, an address with an optional port, or none (behind NAT: this node initiates all handshakes)"`
+	RouteSrc string `envconfig:"WG_ROUTE_SRC" is:"source" default:"auto" desc:"source address of packets from the node itself to remote pods: auto (a local address inside the node's podCIDR), none, or an address"`
+	PodCIDRs string `envconfig:"WG_POD_CIDRS" is:"pod prefixes" default:"auto" desc:"source of the prefixes of the node's pods: auto, node (its podCIDRs), calico, cilium, ovn, pods (their addresses), or prefixes, comma-separated"`
+	// PodSubnetsMap is that of this cluster, the same for all remotes.
+	PodSubnetsMap SubnetMap `envconfig:"POD_SUBNETS_MAP" desc:"virtual subnets by which other clusters know the pod subnets of this one, such as 10.0.0.0/16=10.201.0.0/16, comma-separated, of equal length; other clusters have the virtual ones in their SEMAPHORE_REMOTE_<NAME>_POD_SUBNETS (default: none, addresses of pods are the same everywhere)"`
+	SourceFilter  bool      `envconfig:"WG_SOURCE_FILTER" default:"true" desc:"whether to drop packets with a source address of a remote pod that don't come through the tunnel"`
 	// Mark is none of kube-proxy's. 0: none.
 	Mark         uint32        `envconfig:"WG_FWMARK" default:"0x1073" desc:"firewall mark of the tunnel's own packets: those with all its bits pass the routes to the pod subnets of remotes, so that nodes may have addresses inside these; it must not have bits of kube-proxy's marks (0x4000, 0x8000) or of the network plugin's (0: none, such endpoints are rejected)"`
 	RemovalGrace time.Duration `envconfig:"REMOVAL_GRACE" default:"10m" desc:"time after the start of the program for which packets to pods of a remote that is no longer configured are refused (0: at once they follow the other routes, in plaintext)"`

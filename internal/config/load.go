@@ -60,6 +60,7 @@ func loadWireguard(args []string, out io.Writer, namespaceFile string) (cfg Wire
 	// Not on all addresses: those of the node inside the podCIDRs are reachable for pods
 	// of remote clusters.
 	l.addresses(net.JoinHostPort(cmp.Or(own.HostIP, "127.0.0.1"), "7773"), "127.0.0.1:7774")
+	l.checkSubnetMap(&cfg)
 	namespace := cmp.Or(own.Namespace, readPodNamespace(namespaceFile))
 	l.pod(&cfg.Pod, namespace)
 	if cfg.RemotesFrom == RemotesFromRelay {

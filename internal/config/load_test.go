@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"net/netip"
 	"os"
@@ -513,4 +514,50 @@ func TestHelpNamesEverySetting(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestPodSubnetsMap checks the map of this cluster against its other settings.
+func TestPodSubnetsMap(t *testing.T) {
+	const name = "SEMAPHORE_POD_SUBNETS_MAP"
+	for what, c := range map[string]struct {
+		settings []string
+		want     string // part of the error; empty: none
+	}{
+		"of both families":          {[]string{name, "10.2.0.0/16=100.64.0.0/16,fd00:2::/48=fd00:c9::/48"}, ""},
+		"without a source filter":   {[]string{name, "10.2.0.0/16=100.64.0.0/16", "SEMAPHORE_WG_SOURCE_FILTER", "false"}, ""},
+		"none":                      {nil, ""},
+		"bad and worse":             {[]string{name, "10.2.0.0/16,10.3.0.0/16=10.9.0.0/17"}, name + `: "10.2.0.0/16" is not a pair`},
+		"worse":                     {[]string{name, "10.2.0.0/16,10.3.0.0/16=10.9.0.0/17"}, name + ": 10.3.0.0/16=10.9.0.0/17 maps between subnets of different lengths"},
+		"too long":                  {[]string{name, manyMappings(17)}, name + ": more than 16 mappings"},
+		"as long as possible":       {[]string{name, manyMappings(16)}, ""},
+		"in another order":          {[]string{name, "10.2.0.0/16=100.64.0.0/16, 10.1.0.0/16=100.65.0.0/16"}, `must be written as "10.1.0.0/16=100.65.0.0/16,10.2.0.0/16=100.64.0.0/16"`},
+		"with host bits":            {[]string{name, "10.2.0.0/16=100.64.0.1/16"}, `must be written as "10.2.0.0/16=100.64.0.0/16"`},
+		"to pods of a remote":       {[]string{name, "10.2.0.0/16=10.4.0.0/16"}, "10.4.0.0/16 overlaps 10.4.0.0/16 of gcp (SEMAPHORE_REMOTE_GCP_POD_SUBNETS)"},
+		"of what a remote has, too": {[]string{name, "10.4.0.0/16=100.64.0.0/16"}, "10.4.0.0/16 of gcp (SEMAPHORE_REMOTE_GCP_POD_SUBNETS): gcp needs a map as well"},
+		"to nodes of a remote":      {[]string{name, "10.2.0.0/16=100.64.0.0/16", "SEMAPHORE_REMOTE_GCP_NODE_SUBNETS", "100.64.7.0/24"}, "100.64.7.0/24, which has nodes of gcp"},
+		"to addresses of its own":   {[]string{name, "10.2.0.0/16=100.64.0.0/16", "SEMAPHORE_LOCAL_SUBNETS", "100.64.0.0/10"}, "100.64.0.0/10 of SEMAPHORE_LOCAL_SUBNETS"},
+		"of its own addresses":      {[]string{name, "10.2.0.0/16=100.64.0.0/16", "SEMAPHORE_LOCAL_SUBNETS", "10.2.0.0/15"}, ""},
+	} {
+		t.Run(what, func(t *testing.T) {
+			setenv(t, env(c.settings...))
+			got, _, err := LoadWireguard(nil)
+			switch {
+			case c.want == "" && err != nil:
+				t.Errorf("error %v, want none", err)
+			case c.want == "" && len(c.settings) > 0 && got.PodSubnetsMap.String() != c.settings[1]:
+				t.Errorf("map %s, want %s", got.PodSubnetsMap, c.settings[1])
+			case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+// manyMappings returns a map of so many subnets.
+func manyMappings(n int) string {
+	texts := make([]string, n)
+	for i := range texts {
+		texts[i] = fmt.Sprintf("10.100.%d.0/24=100.64.%d.0/24", i, i)
+	}
+	return strings.Join(texts, ",")
 }

@@ -42,7 +42,7 @@ func (m *SubnetMap) Decode(text string) error {
 			continue
 		}
 		if *m = append(*m, mapping); len(*m) > maxMappings {
-			return fmt.Errorf("more than %d mappings", maxMappings)
+			return errors.Join(fmt.Errorf("more than %d mappings", maxMappings))
 		}
 	}
 	slices.SortFunc(*m, func(a, b Mapping) int { return a.Real.Compare(b.Real) })
@@ -130,6 +130,58 @@ func (m SubnetMap) VirtualPrefix(p netip.Prefix) (netip.Prefix, error) {
 		}
 	}
 	return p, nil
+}
+
+// RealPrefix is the inverse of VirtualPrefix: it returns the prefix of pods that other clusters
+// know by a prefix. One outside of all virtual subnets is returned as it is.
+func (m SubnetMap) RealPrefix(p netip.Prefix) netip.Prefix {
+	for _, mapping := range m {
+		if mapping.Virtual.Bits() <= p.Bits() && mapping.Virtual.Contains(p.Addr()) {
+			return netip.PrefixFrom(move(p.Addr(), mapping.Real), p.Bits())
+		}
+	}
+	return p
+}
+
+// Virtuals returns the virtual subnets.
+func (m SubnetMap) Virtuals() []netip.Prefix {
+	var all []netip.Prefix
+	for _, mapping := range m {
+		all = append(all, mapping.Virtual)
+	}
+	return all
+}
+
+// checkSubnetMap checks the map of this cluster against the other settings. Other clusters' nodes
+// and pods have addresses that it must not take, and the admission policy compares texts.
+func (l *loader) checkSubnetMap(cfg *Wireguard) {
+	own := l.setting(&cfg.PodSubnetsMap)
+	if text := cfg.PodSubnetsMap.String(); own.set && own.text != text && len(l.faults.all) == 0 {
+		l.faults.add(own.origin, "%q must be written as %q: the admission policy compares it with what nodes publish", own.text, text)
+	}
+	for _, m := range cfg.PodSubnetsMap {
+		for i := range cfg.Remotes {
+			r := &cfg.Remotes[i]
+			for _, p := range r.PodSubnets {
+				if m.Virtual.Overlaps(p) {
+					l.faults.add(own.origin, "the virtual subnet %s overlaps %s of %s (%s)", m.Virtual, p, r.Name, r.PodSubnetsFrom)
+				}
+				if m.Real.Overlaps(p) {
+					l.faults.add(own.origin, "%s overlaps %s of %s (%s): %s needs a map as well, and its virtual subnets there", m.Real, p, r.Name, r.PodSubnetsFrom, r.Name)
+				}
+			}
+			for _, p := range r.NodeSubnets {
+				if m.Virtual.Overlaps(p) {
+					l.faults.add(own.origin, "the virtual subnet %s overlaps %s, which has nodes of %s", m.Virtual, p, r.Name)
+				}
+			}
+		}
+		for _, p := range cfg.LocalSubnets {
+			if m.Virtual.Overlaps(p) {
+				l.faults.add(own.origin, "the virtual subnet %s overlaps %s of %s, whose addresses are in use", m.Virtual, p, l.setting(&cfg.LocalSubnets).origin)
+			}
+		}
+	}
 }
 
 // move returns the address with the leading bits of a subnet of its family.

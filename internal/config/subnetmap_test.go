@@ -26,6 +26,9 @@ func TestSubnetMap(t *testing.T) {
 			t.Errorf("%s is the pod %s, want %s", v, got, r)
 		}
 	}
+	if got := m.RealPrefix(netip.MustParsePrefix("100.64.0.0/10")); got != netip.MustParsePrefix("100.64.0.0/10") {
+		t.Errorf("100.64.0.0/10 is that of pods in %s", got)
+	}
 	for real, virtual := range map[string]string{
 		"10.1.2.0/24": "100.65.2.0/24", "10.0.0.0/14": "100.64.0.0/14", "10.8.0.0/24": "10.8.0.0/24",
 		"10.0.0.0/8": "", "fd00:4:0:1::/64": "fd00:c9:0:1::/64",
@@ -33,6 +36,9 @@ func TestSubnetMap(t *testing.T) {
 		got, err := m.VirtualPrefix(netip.MustParsePrefix(real))
 		if (err != nil) != (virtual == "") || err == nil && got != netip.MustParsePrefix(virtual) {
 			t.Errorf("%s is known as %s (%v), want %q", real, got, err, virtual)
+		}
+		if back := m.RealPrefix(got); err == nil && back.String() != real {
+			t.Errorf("%s is that of pods in %s, want %s", got, back, real)
 		}
 	}
 }

@@ -36,6 +36,7 @@ func templates() []template {
 	return []template{
 		{"wireguard", "wireguard", "wireguard", append(pods, authenticated,
 			component{"networkd", "$.Values.wireguard.networkd"}, component{"wireguard/cleanup", "$.Values.wireguard.cleanup"},
+			component{"wireguard/map", "$.Values.settings.podSubnetsMap"},
 			component{"wireguard/relay", "and $.Values.relay.enabled $.Values.relay.agents"})},
 		{"relay", "relay", "relay", []component{authenticated}},
 		{"service-mirror", "service-mirror", "serviceMirror", []component{authenticated, {"service-mirror/mcs", "$.Values.mcs.enabled"}}},
@@ -131,6 +132,8 @@ func (g *generator) prepare(o *unstructured.Unstructured, program string) {
 			of["name"] = g.scalar(`include "semaphore.settingsName" $`)
 		case isMap && key == "template" && of["spec"] != nil && program != "":
 			g.pods(of, program)
+		case key == "resourceNames" && fmt.Sprint(value) == "[SEMAPHORE_POD_SUBNETS_MAP]":
+			return g.field("list $.Values.settings.podSubnetsMap")
 		case key == "replicas" && program != "":
 			g.defaults[program+".replicas"] = value
 			return g.scalar("$.Values." + program + ".replicas | int64")

@@ -32,6 +32,8 @@ type kustomization struct {
 		} `json:"target"`
 		Patch string `json:"patch"`
 	} `json:"patches,omitempty"`
+	// Replacements put a setting in place of its name. Add leaves the name in place.
+	Replacements []any `json:"replacements,omitempty"`
 }
 
 func read(folder string) (kustomization, error) {
