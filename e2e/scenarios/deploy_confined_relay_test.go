@@ -29,7 +29,7 @@ func shardObject(shard string, change func(*v1alpha1.WireguardPeers)) *v1alpha1.
 		ObjectMeta: metav1.ObjectMeta{Name: "gcp." + shard, Labels: map[string]string{v1alpha1.ClusterLabel: "gcp"}},
 		Spec: v1alpha1.Spec{Cluster: "gcp", Shard: shard, Peers: []v1alpha1.Peer{{
 			Name: "gcp-1", Created: metav1.Unix(1_700_000_000, 0), PublicKey: tunnel.Key{1}.String(), Endpoint: "10.66.0.1:51820",
-			PodCIDRs: []string{"10.4.1.0/24", v1alpha1.Invalid}, Published: true, Allocated: []string{"fd00:10:4:1::/64"},
+			PodCIDRs: []string{"10.4.1.0/24", v1alpha1.Invalid}, Allocated: []string{"fd00:10:4:1::/64"},
 		}}},
 	}
 	if change != nil {

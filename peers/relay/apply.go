@@ -27,38 +27,39 @@ const (
 )
 
 // apply is the keep.Apply of an object. An object that isn't due is added again by the write
-// after which it is.
+// after which it is, and an index adds the shards that it waits for.
 func (c *Controller) apply(ctx context.Context, key Key) error {
 	plan := c.plan(key.Cluster)
 	if plan == nil || !c.known.Load() {
 		return nil
 	}
-	want, due := plan.Next(key.Shard, func(shard string) *v1alpha1.Spec {
+	observed := func(shard string) *v1alpha1.Spec {
 		if o := c.get(Key{key.Cluster, shard}); o != nil {
 			return &o.Spec
 		}
 		return nil
-	})
-	if !due {
-		return nil
 	}
+	want, due := plan.Next(key.Shard, observed)
 	have := c.get(key)
+	wrote := due && !matches(have, want)
 	if key.Shard == "" && want == nil && have != nil {
 		if err := c.forget(ctx, key.Cluster); err != nil {
 			return err
 		}
 	}
-	wrote := !matches(have, want)
 	if wrote {
 		if waits, err := c.change(ctx, key, have, want); err != nil || waits {
 			return err
 		}
 	}
 	switch {
+	case key.Shard != "" && wrote:
+		c.write(0, Key{Cluster: key.Cluster})
+	case key.Shard == "" && (wrote || !due):
+		c.write(0, keysOf(key.Cluster, plan.Lacking(observed))...)
+		fallthrough
 	case key.Shard == "":
 		c.write(0, c.surplus(key.Cluster, plan)...)
-	case wrote:
-		c.write(0, Key{Cluster: key.Cluster})
 	}
 	return nil
 }

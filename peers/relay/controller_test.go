@@ -270,6 +270,80 @@ func TestRepair(t *testing.T) {
 	})
 }
 
+// TestDeletedMeanwhile has others delete objects, one and now and then all, while shards are split
+// and merged: no node is lost, and in the end all is stored.
+func TestDeletedMeanwhile(t *testing.T) {
+	const seeds, rounds, stable = 20, 10, 30
+	for seed := range uint64(seeds) {
+		synctest.Test(t, func(t *testing.T) {
+			aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
+			fill(t, gcp, stable)
+			r := start(t, aws, gcp)
+			elapse(10 * time.Second)
+			r.wants(t, stable)
+			random, live := rand.New(rand.NewPCG(seed, 33)), map[int]struct{}{}
+			known, _ := read(t, aws, "gcp")
+			for i := range rounds {
+				for range 20 {
+					if n := stable + random.IntN(60); random.IntN(2) > 0 {
+						gcp.Put(t, "nodes", node(n))
+						live[n] = struct{}{}
+					} else {
+						gcp.Remove("nodes", "", fmt.Sprintf("gcp-%d", n))
+						delete(live, n)
+					}
+				}
+				elapse(time.Duration(random.IntN(300)) * time.Millisecond)
+				have := objects(aws)
+				names := slices.Sorted(maps.Keys(have))
+				random.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+				if random.IntN(10) > 0 && len(names) > 0 {
+					names = names[:1]
+				}
+				for _, name := range names {
+					aws.Remove(v1alpha1.Resource, namespace, name)
+					delete(have, name)
+				}
+				nodes, incomplete := readFrom(t, have, "gcp")
+				if incomplete != "" {
+					maps.Copy(known, nodes)
+				} else {
+					known = nodes
+				}
+				for n := range stable {
+					if name := fmt.Sprintf("gcp-%d", n); known[name] == "" {
+						t.Fatalf("seed %d: %s is lost in round %d", seed, name, i)
+					}
+				}
+			}
+			elapse(time.Minute)
+			r.wants(t, stable+len(live))
+		})
+	}
+}
+
+// TestIndexDeletedInASplit deletes the index while new shards, which have a part of their nodes,
+// wait for its write, and nothing happens after it.
+func TestIndexDeletedInASplit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
+		fill(t, gcp, 12)
+		r := start(t, aws, gcp)
+		elapse(10 * time.Second)
+		r.wants(t, 12)
+		for range 20 { // The next write of the index waits.
+			r.pace.wrote(Key{Cluster: "gcp"}, time.Now())
+		}
+		for n := range 8 {
+			gcp.Put(t, "nodes", node(12+n))
+		}
+		elapse(time.Second)
+		aws.Remove(v1alpha1.Resource, namespace, "gcp")
+		elapse(time.Minute)
+		r.wants(t, 20)
+	})
+}
+
 // TestWritesAreBounded has a remote whose nodes all change all the time, and come and go.
 func TestWritesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

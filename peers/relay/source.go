@@ -84,15 +84,15 @@ func (s *source) pass(context.Context) error {
 		}
 	}
 	change := plan.Since(before)
-	s.c.write(0, s.keys(change.Written)...)
-	s.c.write(shrinkWait, s.keys(change.Shrunk)...)
+	s.c.write(0, keysOf(s.cluster, change.Written)...)
+	s.c.write(shrinkWait, keysOf(s.cluster, change.Shrunk)...)
 	s.c.write(0, Key{Cluster: s.cluster})
 	return nil
 }
 
-func (s *source) keys(names []string) (keys []Key) {
+func keysOf(cluster string, names []string) (keys []Key) {
 	for _, name := range names {
-		keys = append(keys, Key{s.cluster, name})
+		keys = append(keys, Key{cluster, name})
 	}
 	return keys
 }

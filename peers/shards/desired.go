@@ -2,6 +2,7 @@ package shards
 
 import (
 	"cmp"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -36,7 +37,7 @@ func FromRemote(n *peers.Node) (*Node, bool) {
 	n = n.Canonical()
 	p := &v1alpha1.Peer{
 		Name: n.Name, Created: metav1.Time{Time: n.Created}, PublicKey: n.PublicKey, Endpoint: n.Endpoint,
-		PodCIDRs: n.PodCIDRs, Published: n.Published, Allocated: n.Allocated,
+		PodCIDRs: n.PodCIDRs, FromSpec: !n.Published, Allocated: n.Allocated,
 	}
 	return newNode(p.Name, &Node{peer: p}, p.PodCIDRs, p.Allocated), true
 }
@@ -137,12 +138,16 @@ func (p *Plan) Since(before *Plan) (c Change) {
 // contains reports whether nodes, sorted by name, contain all of others.
 func contains(nodes, others []*Node) bool {
 	for _, o := range others {
-		i, found := slices.BinarySearchFunc(nodes, o.name, func(n *Node, name string) int { return strings.Compare(n.name, name) })
-		if !found || nodes[i] != o {
+		if i, found := find(nodes, o.name); !found || nodes[i] != o {
 			return false
 		}
 	}
 	return true
+}
+
+// find returns the place of a node in nodes sorted by name.
+func find(nodes []*Node, name string) (at int, found bool) {
+	return slices.BinarySearchFunc(nodes, name, func(n *Node, name string) int { return strings.Compare(n.name, name) })
 }
 
 // Observed returns the content of the object of a shard, or of the index for an empty name;
@@ -153,26 +158,147 @@ type Observed func(shard string) *v1alpha1.Spec
 // must not exist. It is not due while the observed objects don't permit it yet:
 //
 //	object                      due
-//	shard that is desired       at once
-//	index                       when the desired shards have all desired nodes
+//	shard that the index lists  at once
+//	another desired shard       at once, with the nodes that listed shards have or, where one
+//	                            is missing, may have had; with all if there is no index
+//	index                       when the desired shards have all such nodes
 //	shard that isn't desired    when, besides, the index lists the desired shards
 //	index of a gone cluster     at once
 //	shard of a gone cluster     when there is no index
 //
 // So a node that agents know, and that is desired, is in each complete set, after any number
-// of these writes in any order, and after others have deleted the index or shards in it.
+// of these writes in any order, and after others have deleted any object: a complete set never
+// has a node only in a shard that isn't listed.
 func (p *Plan) Next(shard string, observed Observed) (want *v1alpha1.Spec, due bool) {
-	switch nodes := p.shards[shard]; {
+	index, nodes := observed(""), p.shards[shard]
+	switch {
 	case p.gone:
-		return nil, shard == "" || observed("") == nil
+		return nil, shard == "" || index == nil
 	case shard == "":
-		return &p.index, p.stored(observed)
+		return &p.index, p.listable(index, observed)
 	case nodes == nil:
-		index := observed("")
-		return nil, index != nil && Equal(index, &p.index) && p.stored(observed)
-	default:
-		return p.content(shard, nodes), true
+		return nil, index != nil && Equal(index, &p.index) && p.covers(observed(shard), observed)
 	}
+	if index != nil && !slices.Contains(index.Shards, shard) {
+		nodes = listed(nodes, shard, index, observed)
+	}
+	return p.content(shard, nodes), len(nodes) > 0
+}
+
+// listed returns those of the nodes of a shard that are in shards that the index lists, or were if
+// one is missing, and those that the shard has already.
+func listed(nodes []*Node, shard string, index *v1alpha1.Spec, observed Observed) []*Node {
+	var others []string
+	for _, other := range index.Shards {
+		if overlap(shard, other) {
+			others = append(others, other)
+		}
+	}
+	have := observed(shard)
+	return slices.DeleteFunc(slices.Clone(nodes), func(n *Node) bool {
+		return !has(have, n.name) && !slices.ContainsFunc(others, func(other string) bool {
+			spec := observed(other)
+			return n.in(other) && (spec == nil || has(spec, n.name))
+		})
+	})
+}
+
+// listable reports whether the index may list the desired shards instead of those that it lists.
+func (p *Plan) listable(index *v1alpha1.Spec, observed Observed) bool {
+	if index == nil {
+		return p.stored(namePrefix, observed) // all
+	}
+	for _, shard := range index.Shards {
+		if p.shards[shard] != nil {
+			continue
+		}
+		spec := observed(shard)
+		if spec == nil && !p.stored(shard, observed) || spec != nil && !p.covers(spec, observed) {
+			return false
+		}
+	}
+	return true
+}
+
+// stored reports whether all desired nodes that can be in a shard are in theirs.
+func (p *Plan) stored(shard string, observed Observed) bool {
+	for name, nodes := range p.shards {
+		if !overlap(name, shard) {
+			continue
+		}
+		spec := observed(name)
+		if slices.ContainsFunc(nodes, func(n *Node) bool { return n.in(shard) && !has(spec, n.name) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// Lacking returns the desired shards that lack nodes.
+func (p *Plan) Lacking(observed Observed) (names []string) {
+	for name, nodes := range p.shards {
+		spec := observed(name)
+		if slices.ContainsFunc(nodes, func(n *Node) bool { return !has(spec, n.name) }) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// covers reports whether the desired ones of the nodes in an object are in their shards as well.
+func (p *Plan) covers(spec *v1alpha1.Spec, observed Observed) bool {
+	for name := range namesIn(spec) {
+		shard, desired := p.shardOf(name)
+		if desired && !has(observed(shard), name) {
+			return false
+		}
+	}
+	return true
+}
+
+// shardOf returns the desired shard of a node.
+func (p *Plan) shardOf(node string) (shard string, desired bool) {
+	name, hash := []byte(namePrefix), hashOf(node)
+	for depth := 0; depth <= maxDepth; depth++ {
+		if nodes := p.shards[string(name)]; nodes != nil {
+			_, desired = find(nodes, node)
+			return string(name), desired
+		}
+		name = append(name, '0'+byte(hash>>(63-depth)&1))
+	}
+	return "", false
+}
+
+// overlap reports whether a node can be in either of two shards.
+func overlap(a, b string) bool { return strings.HasPrefix(a, b) || strings.HasPrefix(b, a) }
+
+// namesIn returns the names of the nodes in an object, which may be nil.
+func namesIn(spec *v1alpha1.Spec) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		if spec == nil {
+			return
+		}
+		for i := range spec.Peers {
+			if !yield(spec.Peers[i].Name) {
+				return
+			}
+		}
+		for i := range spec.Nodes {
+			if !yield(spec.Nodes[i].Name) {
+				return
+			}
+		}
+	}
+}
+
+// has reports whether an object, which may be nil, has a node.
+func has(spec *v1alpha1.Spec, node string) bool {
+	for name := range namesIn(spec) {
+		if name == node {
+			return true
+		}
+	}
+	return false
 }
 
 // content returns the content of a shard.
@@ -188,29 +314,6 @@ func (p *Plan) content(shard string, nodes []*Node) *v1alpha1.Spec {
 	return spec
 }
 
-// stored reports whether all desired nodes are in their shards, with any content.
-func (p *Plan) stored(observed Observed) bool {
-	for name, nodes := range p.shards {
-		spec := observed(name)
-		if spec == nil {
-			return false
-		}
-		names := make(map[string]struct{}, len(nodes))
-		for i := range spec.Peers {
-			names[spec.Peers[i].Name] = struct{}{}
-		}
-		for i := range spec.Nodes {
-			names[spec.Nodes[i].Name] = struct{}{}
-		}
-		for _, n := range nodes {
-			if _, has := names[n.name]; !has {
-				return false
-			}
-		}
-	}
-	return true
-}
-
 // Equal reports whether two objects have the same content.
 func Equal(a, b *v1alpha1.Spec) bool {
 	return a.Cluster == b.Cluster && a.Shard == b.Shard && slices.Equal(a.Shards, b.Shards) &&
@@ -220,7 +323,7 @@ func Equal(a, b *v1alpha1.Spec) bool {
 
 func equalPeer(a, b *v1alpha1.Peer) bool {
 	return a.Name == b.Name && a.Created.Time.Equal(b.Created.Time) && a.PublicKey == b.PublicKey && a.Endpoint == b.Endpoint &&
-		a.Published == b.Published && slices.Equal(a.PodCIDRs, b.PodCIDRs) && slices.Equal(a.Allocated, b.Allocated)
+		a.FromSpec == b.FromSpec && slices.Equal(a.PodCIDRs, b.PodCIDRs) && slices.Equal(a.Allocated, b.Allocated)
 }
 
 func equalNode(a, b *v1alpha1.Node) bool {

@@ -36,7 +36,7 @@ func Decode(o *v1alpha1.WireguardPeers, maxPrefixes int) (*Object, error) {
 		p := &o.Spec.Peers[i]
 		n := &peers.Node{
 			Name: p.Name, Created: p.Created.Time, PublicKey: p.PublicKey, Endpoint: p.Endpoint,
-			PodCIDRs: p.PodCIDRs, Published: p.Published, Allocated: p.Allocated,
+			PodCIDRs: p.PodCIDRs, Published: !p.FromSpec, Allocated: p.Allocated,
 		}
 		if maxPrefixes > 0 {
 			// One more than the maximum marks that there are more.

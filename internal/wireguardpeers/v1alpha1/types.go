@@ -70,9 +70,10 @@ type Peer struct {
 	// PodCIDRs are masked, sorted and unique. Invalid, at the end, stands for all that are
 	// not valid.
 	PodCIDRs []string `json:"podCIDRs,omitempty"`
-	// Published is set when PodCIDRs are from the node's annotation and not its spec.
-	Published bool `json:"published,omitempty"`
-	// Allocated are the podCIDRs of the spec of a node with Published.
+	// FromSpec is set when PodCIDRs are from the node's spec, because the node doesn't publish
+	// any.
+	FromSpec bool `json:"fromSpec,omitempty"`
+	// Allocated are the podCIDRs of the spec of a node without FromSpec.
 	Allocated []string `json:"allocated,omitempty"`
 }
 
