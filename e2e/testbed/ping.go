@@ -32,7 +32,7 @@ func (h *Host) Ping(ctx context.Context, to netip.Addr) error {
 func (h *Host) PingUntilReply(ctx context.Context, to netip.Addr, interval time.Duration) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	result, err := h.pingSeries(ctx, to, interval, cancel)
+	result, err := h.pingSeries(ctx, to, interval, 0, cancel)
 	if err != nil {
 		return err
 	}
@@ -42,9 +42,10 @@ func (h *Host) PingUntilReply(ctx context.Context, to netip.Addr, interval time.
 	return nil
 }
 
-// PingSeries sends an echo request at each interval until ctx ends.
+// PingSeries sends an echo request at each interval until ctx ends, and waits up to a second for
+// the last replies.
 func (h *Host) PingSeries(ctx context.Context, to netip.Addr, interval time.Duration) (PingResult, error) {
-	return h.pingSeries(ctx, to, interval, func() {})
+	return h.pingSeries(ctx, to, interval, time.Second, func() {})
 }
 
 // pingProtocol is how one family does echo (RFC 792, RFC 4443).
@@ -65,7 +66,7 @@ func pingProtocolOf(to netip.Addr) pingProtocol {
 // pingID distinguishes the series of one process: raw sockets receive all replies.
 func (tb *Testbed) pingID() int { return int(uint16(tb.pings.Add(1))) }
 
-func (h *Host) pingSeries(ctx context.Context, to netip.Addr, interval time.Duration, onReply func()) (PingResult, error) {
+func (h *Host) pingSeries(ctx context.Context, to netip.Addr, interval, patience time.Duration, onReply func()) (PingResult, error) {
 	protocol := pingProtocolOf(to)
 	var socket *icmp.PacketConn
 	if err := h.Space().Do(func() (err error) {
@@ -76,13 +77,22 @@ func (h *Host) pingSeries(ctx context.Context, to netip.Addr, interval time.Dura
 	}
 	id := h.tb.pingID()
 	var received atomic.Int64
-	gap := make(chan time.Duration, 1)
+	type gaps struct {
+		longest time.Duration // between replies
+		last    time.Time     // of a reply
+	}
+	replies, heard := make(chan struct{}, 1), make(chan gaps, 1)
 	start := time.Now()
 	go func() {
-		gap <- listen(socket, protocol, to, id, start, func() {
+		longest, last := listen(socket, protocol, to, id, start, func() {
 			received.Add(1)
 			onReply()
+			select {
+			case replies <- struct{}{}:
+			default:
+			}
 		})
+		heard <- gaps{longest, last}
 	}()
 	sent := 0
 	ticker := time.NewTicker(interval)
@@ -101,23 +111,31 @@ func (h *Host) pingSeries(ctx context.Context, to netip.Addr, interval time.Dura
 		case <-ticker.C:
 		}
 	}
+	end := time.Now()
+	for late := time.After(patience); late != nil && int(received.Load()) < sent; {
+		select {
+		case <-replies:
+		case <-late:
+			late = nil
+		}
+	}
 	if err := socket.Close(); err != nil {
 		return PingResult{}, err
 	}
-	longest := <-gap
-	return PingResult{Sent: sent, Received: int(received.Load()), LongestGap: longest}, nil
+	gap := <-heard
+	return PingResult{Sent: sent, Received: int(received.Load()), LongestGap: max(gap.longest, end.Sub(gap.last))}, nil
 }
 
-// listen reports each reply until the socket is closed, and returns the longest
-// time without one.
-func listen(socket *icmp.PacketConn, protocol pingProtocol, from netip.Addr, id int, start time.Time, onReply func()) time.Duration {
+// listen reports each reply until the socket is closed, and returns the longest time between two
+// and when the last one came.
+func listen(socket *icmp.PacketConn, protocol pingProtocol, from netip.Addr, id int, start time.Time, onReply func()) (longest time.Duration, last time.Time) {
 	buffer := make([]byte, 1500)
-	last, longest := start, time.Duration(0)
+	last = start
 	for {
 		n, source, err := socket.ReadFrom(buffer)
 		now := time.Now()
 		if err != nil {
-			return max(longest, now.Sub(last))
+			return longest, last
 		}
 		message, err := icmp.ParseMessage(protocol.number, buffer[:n])
 		if err != nil || message.Type != protocol.reply {
