@@ -6,6 +6,7 @@
 //	go run ./e2e/bench -only throughput       # one part, or several
 //	go run ./e2e/bench -only live -nodes 500  # the cost of probes, with peers that answer
 //	go run ./e2e/bench -only contacts         # how long first contacts take
+//	go run ./e2e/bench -only overlap          # what maps of pod subnets cost
 //	go run ./e2e/bench -only throughput -agent ./new -against ./old
 //
 // Linux only, needs root. It works in namespaces of the testbed, which are
@@ -55,7 +56,7 @@ type bench struct {
 
 func main() {
 	contact.RunAsSide()
-	if len(os.Args) > 1 && (os.Args[1] == sendMode || os.Args[1] == receiveMode) {
+	if len(os.Args) > 1 && slices.Contains(trafficModes(), os.Args[1]) {
 		exit(traffic(os.Args[1], os.Args[2:]))
 	}
 	if len(os.Args) > 1 && os.Args[1] == farMode {
@@ -83,7 +84,7 @@ func exit(err error) {
 
 // parts are what can be asked for by name, in the order in which they run.
 func parts() []string {
-	return []string{"throughput", "narrow", "restart", "filter", "nodes", "blocks", "live", "moves", "churn", "contacts"}
+	return []string{"throughput", "narrow", "restart", "filter", "overlap", "nodes", "blocks", "live", "moves", "churn", "contacts"}
 }
 
 func parse(args []string) (options, error) {
@@ -127,6 +128,9 @@ func run(ctx context.Context, opts options) (err error) {
 	started := time.Now()
 	if b.wants("throughput") || b.wants("narrow") || b.wants("restart") || b.wants("filter") {
 		err = b.inTestbed(ctx, b.pairOfNodes)
+	}
+	if err == nil && b.wants("overlap") {
+		err = b.inTestbed(ctx, b.overlap)
 	}
 	if err == nil && b.wants("nodes") {
 		err = b.inTestbed(ctx, b.manyNodes)

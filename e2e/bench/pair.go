@@ -15,6 +15,7 @@ import (
 type side struct {
 	name     string
 	from, to *testbed.Pod
+	family   int               // of the addresses of both: which of them
 	agents   []*programs.Agent // nil: it has none
 	// cpu returns the processor time that the tunnel's processes have used, at both
 	// ends.
@@ -148,6 +149,6 @@ func (s *side) waitConnected(ctx context.Context) error {
 	return testbed.Wait(ctx, s.name+" to connect two pods", func(ctx context.Context) error {
 		attempt, cancel := context.WithTimeout(ctx, 2*time.Second)
 		defer cancel()
-		return s.from.Ping(attempt, s.to.Addresses[0])
+		return s.from.Ping(attempt, s.to.VirtualAddresses()[0])
 	})
 }

@@ -131,6 +131,7 @@ type unit struct {
 // Units of the table.
 var (
 	bandwidth     = unit{"Gbit/s", 1e-9, gigabits}
+	roundTrip     = unit{"us", 1e6, microseconds}
 	duration      = unit{"s", 1, seconds}
 	size          = unit{"MB", 1e-6, megabytes}
 	processorTime = unit{"cores", 1, share}
@@ -145,6 +146,8 @@ func seconds(s float64) string {
 	}
 	return fmt.Sprintf("%.2f s", s)
 }
+
+func microseconds(s float64) string { return fmt.Sprintf("%.0f us", s*1e6) }
 
 func megabytes(bytes float64) string { return fmt.Sprintf("%.0f MB", bytes/1e6) }
 

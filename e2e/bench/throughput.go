@@ -27,48 +27,61 @@ func (b *bench) throughput(ctx context.Context, ours, beside *side) error {
 		atLeast = goal{}
 	}
 	for _, streams := range []int{1, 4} {
-		// Buffers grow and pages are touched once, and count for neither.
-		for _, s := range []*side{ours, beside} {
-			if _, err := b.transfer(ctx, s, streams); err != nil {
-				return err
-			}
+		if err := b.compare(ctx, ours, beside, "", streams, atLeast); err != nil {
+			return err
 		}
-		var speed, cpu []pair
-		for i := range b.pairs {
-			x, err := b.transfer(ctx, ours, streams)
-			if err != nil {
-				return err
-			}
-			y, err := b.transfer(ctx, beside, streams)
-			if err != nil {
-				return err
-			}
-			speed = append(speed, pair{x.bitsPerSecond, y.bitsPerSecond})
-			cpu = append(cpu, pair{x.cpuPerGigabyte, y.cpuPerGigabyte})
-			b.say("streams: %d, pair %d of %d: %s and %s, ratio %.3f; CPU %.3f", streams, i+1, b.pairs,
-				gigabits(x.bitsPerSecond), gigabits(y.bitsPerSecond), speed[i].ratio(), cpu[i].ratio())
-		}
-		b.table.add(row{what: "TCP, streams: " + strconv.Itoa(streams), beside: beside.name, pairs: speed, unit: bandwidth, goal: atLeast})
-		b.table.add(row{what: "CPU per GB, streams: " + strconv.Itoa(streams), beside: beside.name, pairs: cpu, unit: duration})
 	}
 	return nil
 }
 
+// compare compares transfers over so many streams; what begins the names of its rows.
+func (b *bench) compare(ctx context.Context, ours, beside *side, what string, streams int, atLeast goal) error {
+	// Buffers grow and pages are touched once, and count for neither.
+	for _, s := range []*side{ours, beside} {
+		if _, err := b.transfer(ctx, s, streams); err != nil {
+			return err
+		}
+	}
+	var speed, cpu []pair
+	for i := range b.pairs {
+		x, err := b.transfer(ctx, ours, streams)
+		if err != nil {
+			return err
+		}
+		y, err := b.transfer(ctx, beside, streams)
+		if err != nil {
+			return err
+		}
+		speed = append(speed, pair{x.bitsPerSecond, y.bitsPerSecond})
+		cpu = append(cpu, pair{x.cpuPerGigabyte, y.cpuPerGigabyte})
+		b.say("%sstreams: %d, pair %d of %d: %s and %s, ratio %.3f; CPU %.3f", what, streams, i+1, b.pairs,
+			gigabits(x.bitsPerSecond), gigabits(y.bitsPerSecond), speed[i].ratio(), cpu[i].ratio())
+	}
+	b.table.add(row{what: what + "TCP, streams: " + strconv.Itoa(streams), beside: beside.name, pairs: speed, unit: bandwidth, goal: atLeast})
+	b.table.add(row{what: what + "CPU per GB, streams: " + strconv.Itoa(streams), beside: beside.name, pairs: cpu, unit: duration})
+	return nil
+}
+
+// addresses are where to's pod listens, and how from's pod knows that.
+func (s *side) addresses() (server, client string) {
+	return netip.AddrPortFrom(s.to.Addresses[s.family], trafficPort).String(), netip.AddrPortFrom(s.to.VirtualAddresses()[s.family], trafficPort).String()
+}
+
 // transfer sends from one pod to the other for a while.
 func (b *bench) transfer(ctx context.Context, s *side, streams int) (transfer, error) {
-	address := netip.AddrPortFrom(s.to.Addresses[0], trafficPort).String()
+	server, client := s.addresses()
 	before, err := s.cpu()
 	if err != nil {
 		return transfer{}, err
 	}
 	receiver, err := s.to.Start(sandbox.Command{
-		Name: "receive", Path: b.self, Args: []string{receiveMode, address, strconv.Itoa(streams)},
+		Name: "receive", Path: b.self, Args: []string{receiveMode, server, strconv.Itoa(streams)},
 	})
 	if err != nil {
 		return transfer{}, err
 	}
 	sender, err := s.from.Start(sandbox.Command{
-		Name: "send", Path: b.self, Args: []string{sendMode, address, strconv.Itoa(streams), b.seconds.String()},
+		Name: "send", Path: b.self, Args: []string{sendMode, client, strconv.Itoa(streams), b.seconds.String()},
 	})
 	if err != nil {
 		return transfer{}, err

@@ -7,10 +7,13 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 )
 
 // This program starts itself in these modes inside of pods, so that the work of
@@ -18,7 +21,11 @@ import (
 const (
 	sendMode    = "send"
 	receiveMode = "receive"
+	askMode     = "ask"
+	answerMode  = "answer"
 )
+
+func trafficModes() []string { return []string{sendMode, receiveMode, askMode, answerMode} }
 
 // trafficBuffer is what one call of read or write moves.
 const trafficBuffer = 128 << 10
@@ -32,8 +39,11 @@ type received struct {
 
 func (r received) bitsPerSecond() float64 { return 8 * float64(r.Bytes) / r.Seconds }
 
-// traffic runs one of the modes: "send ADDRESS STREAMS DURATION" or "receive
-// ADDRESS STREAMS".
+// asked is what a client prints: how long its requests took, in seconds.
+type asked struct{ Median, P99 float64 }
+
+// traffic runs one of the modes: "send ADDRESS STREAMS DURATION", "receive ADDRESS STREAMS",
+// and "ask" and "answer" with the same arguments, which use one stream.
 func traffic(mode string, args []string) error {
 	if len(args) < 2 {
 		return fmt.Errorf("%s: too few arguments", mode)
@@ -41,6 +51,9 @@ func traffic(mode string, args []string) error {
 	streams, err := strconv.Atoi(args[1])
 	if err != nil {
 		return err
+	}
+	if mode == answerMode {
+		return answer(args[0])
 	}
 	if mode == receiveMode {
 		result, err := receive(args[0], streams)
@@ -56,7 +69,60 @@ func traffic(mode string, args []string) error {
 	if err != nil {
 		return err
 	}
+	if mode == askMode {
+		result, err := askFor(args[0], duration)
+		if err != nil {
+			return err
+		}
+		return json.NewEncoder(os.Stdout).Encode(result)
+	}
 	return send(args[0], streams, duration)
+}
+
+// request is the size of a request and of its answer.
+const request = 64
+
+// askFor sends requests, one after the other, for a while.
+func askFor(address string, duration time.Duration) (asked, error) {
+	conn, err := dialPatiently(address)
+	if err != nil {
+		return asked{}, err
+	}
+	defer conn.Close()
+	var took []float64
+	buffer := make([]byte, request)
+	for end := time.Now().Add(duration); ; {
+		sent := time.Now()
+		if _, err := conn.Write(buffer); err != nil {
+			return asked{}, err
+		}
+		if _, err := io.ReadFull(conn, buffer); err != nil {
+			return asked{}, err
+		}
+		now := time.Now()
+		took = append(took, now.Sub(sent).Seconds())
+		if now.After(end) {
+			break
+		}
+	}
+	slices.Sort(took)
+	return asked{measure.Quantile(took, 0.5), measure.Quantile(took, 0.99)}, nil
+}
+
+// answer sends back what one connection brings.
+func answer(address string) error {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	conn, err := listener.Accept()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_, err = io.CopyBuffer(struct{ io.Writer }{conn}, struct{ io.Reader }{conn}, make([]byte, request))
+	return err
 }
 
 // send writes to so many connections for a while.
