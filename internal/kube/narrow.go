@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -45,7 +46,8 @@ func (n *nodeMetadata) object() runtime.Object {
 type podRead struct {
 	Metadata metadata `json:"metadata"`
 	Spec     struct {
-		HostNetwork bool `json:"hostNetwork"`
+		HostNetwork bool   `json:"hostNetwork"`
+		NodeName    string `json:"nodeName"`
 	} `json:"spec"`
 	Status struct {
 		Phase  corev1.PodPhase    `json:"phase"`
@@ -57,7 +59,7 @@ type podRead struct {
 func (p *podRead) object() runtime.Object {
 	return &corev1.Pod{
 		ObjectMeta: p.Metadata.object(),
-		Spec:       corev1.PodSpec{HostNetwork: p.Spec.HostNetwork},
+		Spec:       corev1.PodSpec{HostNetwork: p.Spec.HostNetwork, NodeName: p.Spec.NodeName},
 		Status:     corev1.PodStatus{Phase: p.Status.Phase, PodIP: p.Status.PodIP, PodIPs: p.Status.PodIPs},
 	}
 }
@@ -181,7 +183,7 @@ func ReadEndpointSlices(client func() (Client, error), namespace string, restric
 // ReadServiceExports reads ServiceExports of all namespaces. A cluster that doesn't serve the API
 // has none.
 func ReadServiceExports(client func() (Client, error)) cache.ListerWatcher {
-	return &reader[exportRead, *exportRead]{client: client, path: inNamespace("/apis/"+multiclusterv1.GroupVersion.String(), "", multiclusterv1.ServiceExportPluralName), optional: true}
+	return &reader[exportRead, *exportRead]{client: client, path: inNamespace("/apis/"+multiclusterv1.GroupVersion.String(), "", multiclusterv1.ServiceExportPluralName), absent: apierrors.IsNotFound}
 }
 
 func inNamespace(group, namespace, resource string) string {

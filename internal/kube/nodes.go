@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync/atomic"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -85,4 +86,43 @@ func (n *NodeReader) read(ctx context.Context, options metav1.ListOptions, take 
 
 func (n *NodeReader) follow(ctx context.Context, options metav1.ListOptions, most int, dropped func()) (watch.Interface, error) {
 	return n.form().follow(ctx, options, most, dropped)
+}
+
+// NodeMetadata is a WatchConfig.ListWatch of the nodes of a cluster that isn't trusted, as
+// metadata only (*metav1.PartialObjectMetadata). A cluster that forbids reading them to its
+// account has none, unless they have been read before.
+type NodeMetadata struct {
+	*reader[nodeMetadata, *nodeMetadata]
+	notify    func()
+	answered  atomic.Bool
+	forbidden atomic.Int64
+}
+
+// NewNodeMetadata returns a reader. The client is that of the cluster; see ListWatch. notify is
+// called after each answer that forbids reading, and must not block.
+func NewNodeMetadata(client func() (Client, error), notify func()) *NodeMetadata {
+	n := &NodeMetadata{notify: notify}
+	n.reader = &reader[nodeMetadata, *nodeMetadata]{client: client, path: nodesPath, partial: true, absent: n.absent}
+	return n
+}
+
+func (n *NodeMetadata) absent(err error) bool {
+	switch {
+	case err == nil:
+		n.answered.Store(true)
+		return false
+	case n.answered.Load() || !apierrors.IsForbidden(err):
+		return false
+	}
+	n.forbidden.Add(1)
+	n.notify()
+	return true
+}
+
+// Forbidden returns how often reading was forbidden since start; 0 once nodes have been read.
+func (n *NodeMetadata) Forbidden() int64 {
+	if n.answered.Load() {
+		return 0
+	}
+	return n.forbidden.Load()
 }

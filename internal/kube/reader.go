@@ -22,8 +22,9 @@ type reader[T any, P decodable[T]] struct {
 	client   func() (Client, error)
 	restrict func(*metav1.ListOptions)
 	path     string
-	// optional: the server may not serve the kind, and then has no objects.
-	optional bool
+	// absent, unless nil, is called with the outcome of each request, and reports whether it
+	// means that there are no objects.
+	absent func(error) bool
 	// partial: metadata only.
 	partial bool
 	// suffices, unless nil, ends a list or watch before the first object for which it returns
@@ -34,7 +35,7 @@ type reader[T any, P decodable[T]] struct {
 // errInsufficient ends a list because of reader.suffices.
 var errInsufficient = errors.New("metadata isn't sufficient")
 
-// absentFor is the interval of asking for a kind that isn't served.
+// absentFor is the interval of asking for a kind that is absent.
 const absentFor = 30 * time.Second
 
 type decodable[T any] interface {
@@ -112,7 +113,7 @@ func (r *reader[T, P]) read(ctx context.Context, options metav1.ListOptions, tak
 func (r *reader[T, P]) list(ctx context.Context, options metav1.ListOptions, take func(runtime.Object) error, dropped func()) (metav1.ListMeta, error) {
 	body, err := r.open(ctx, options)
 	switch {
-	case r.optional && apierrors.IsNotFound(err):
+	case r.absent != nil && r.absent(err):
 		return metav1.ListMeta{}, nil
 	case err != nil:
 		return metav1.ListMeta{}, err
@@ -139,7 +140,7 @@ func (r *reader[T, P]) follow(ctx context.Context, options metav1.ListOptions, m
 	options.Watch = true
 	body, err := r.open(ctx, options)
 	switch {
-	case r.optional && apierrors.IsNotFound(err):
+	case r.absent != nil && r.absent(err):
 		return r.quiet(streams(options)), nil
 	case err != nil:
 		return nil, err

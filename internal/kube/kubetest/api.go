@@ -79,6 +79,8 @@ type Hooks struct {
 	Mute bool
 	// Opening is how long it takes to open a watch.
 	Opening time.Duration
+	// Forbidden are resources that can't be listed or watched.
+	Forbidden []string
 }
 
 // Failure returns an error for Hooks.Fail.
@@ -420,7 +422,14 @@ type selection struct {
 	labels                    labels.Selector
 }
 
-func selected(w http.ResponseWriter, r *http.Request, resource, namespace string) (selection, bool) {
+func (a *API) selected(w http.ResponseWriter, r *http.Request, resource, namespace string) (selection, bool) {
+	a.mu.Lock()
+	forbidden := slices.Contains(a.hooks.Forbidden, resource)
+	a.mu.Unlock()
+	if forbidden {
+		refuse(w, http.StatusForbidden, metav1.StatusReasonForbidden)
+		return selection{}, false
+	}
 	selector, err := labels.Parse(r.URL.Query().Get("labelSelector"))
 	fields := r.URL.Query().Get("fieldSelector")
 	name, named := strings.CutPrefix(fields, "metadata.name=")
@@ -466,7 +475,7 @@ func (a *API) all(s selection) []unstructured.Unstructured {
 }
 
 func (a *API) list(w http.ResponseWriter, r *http.Request, resource, namespace string) {
-	s, valid := selected(w, r, resource, namespace)
+	s, valid := a.selected(w, r, resource, namespace)
 	if !valid {
 		return
 	}
@@ -511,7 +520,7 @@ func refuseVersion(w http.ResponseWriter) {
 }
 
 func (a *API) watch(w http.ResponseWriter, r *http.Request, resource, namespace string) {
-	s, valid := selected(w, r, resource, namespace)
+	s, valid := a.selected(w, r, resource, namespace)
 	if !valid {
 		return
 	}
