@@ -49,6 +49,8 @@ type MirrorCluster struct {
 	Drained bool `json:"drained,omitempty"`
 	// Bounds is what is omitted because of the quota.
 	Bounds string `json:"bounds,omitempty"`
+	// PodSubnetsMap is that of a remote.
+	PodSubnetsMap *PodSubnetsMap `json:"podSubnetsMap,omitempty"`
 }
 
 // Watch is the status of the watch of one kind in one cluster.

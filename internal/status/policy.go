@@ -45,7 +45,8 @@ type PolicyRemote struct {
 	Pods int          `json:"pods"`
 	Sets []NetworkSet `json:"sets"`
 	// Skipped are pods by the reason for which they are skipped, a policy.Reason.
-	Skipped map[string]*SkippedPods `json:"skipped,omitempty"`
+	Skipped       map[string]*SkippedPods `json:"skipped,omitempty"`
+	PodSubnetsMap PodSubnetsMap           `json:"podSubnetsMap"`
 	// Pending is the number of waiting writes.
 	Pending int `json:"pending"`
 	// Failing are the errors of objects that can't be written, by name.
