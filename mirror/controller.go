@@ -17,6 +17,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/internal/virtual"
 	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 )
 
@@ -109,7 +110,8 @@ type Controller struct {
 	apply    *applier
 	trigger  *reconcile.Trigger
 	loop     *reconcile.Loop
-	servers  map[string]*kube.Server // of remotes, by name
+	servers  map[string]*kube.Server  // of remotes, by name
+	nodes    map[string]*virtual.Feed // the same
 	sources  []*source
 	local    *localFeeds
 	multi    *multicluster // nil: disabled
@@ -137,7 +139,7 @@ func New(cfg Config) *Controller {
 	}
 	c := &Controller{
 		cfg: cfg, log: cfg.Logger, trigger: reconcile.NewTrigger(), metrics: newMetrics(), memo: NewMemo(),
-		servers: map[string]*kube.Server{}, removeAt: time.Now().Add(cfg.RemovalGrace), full: map[string]time.Time{},
+		servers: map[string]*kube.Server{}, nodes: map[string]*virtual.Feed{}, removeAt: time.Now().Add(cfg.RemovalGrace), full: map[string]time.Time{},
 		survey: newSurvey(), over: map[string]string{}, past: keep.NewOverrides[string](cfg.Logger),
 	}
 	c.metrics.controller = c
@@ -173,6 +175,14 @@ func New(cfg Config) *Controller {
 		c.snapshot.departed[name] = true
 	}
 	c.snapshot.legacy, c.snapshot.localMinimum = cfg.LegacyEndpoints, cfg.LocalMinimum
+	for i := range cfg.Remotes {
+		r := &cfg.Remotes[i]
+		f := virtual.NewFeed(virtual.Config{
+			Cluster: r.Name, Server: c.servers[r.Name], Client: r.Client, Bounds: r.Bounds,
+			Notify: c.trigger.Fire, Logger: c.log, Metrics: cfg.WatchMetrics,
+		})
+		c.nodes[r.Name], c.snapshot.maps[r.Name] = f, &f.Table
+	}
 	c.apply = &applier{
 		client: cfg.Client, namespace: cfg.Namespace, sums: sums, local: local, legacy: cfg.LegacyEndpoints,
 		events: event.NewRecorder(event.Config{Client: cfg.Client, Component: managedBy}), log: c.log, count: c.metrics.wrote,
@@ -218,7 +228,8 @@ func (c *Controller) Tasks() []run.Task {
 		tasks = append(tasks, s.tasks(served)...)
 	}
 	for i := range c.cfg.Remotes {
-		tasks = append(tasks, c.servers[c.cfg.Remotes[i].Name])
+		name := c.cfg.Remotes[i].Name
+		tasks = append(tasks, c.servers[name], c.nodes[name])
 	}
 	return tasks
 }
@@ -253,8 +264,8 @@ func (c *Controller) due() (first time.Time) {
 
 // Reconcile is a pass: it computes which services may differ from their desired state, and
 // adds them to the writer. It makes no request and never fails.
-func (c *Controller) Reconcile(context.Context) error {
-	names, writer := c.pass(time.Now())
+func (c *Controller) Reconcile(ctx context.Context) error {
+	names, writer := c.pass(ctx, time.Now())
 	if writer != nil {
 		for _, name := range names {
 			c.metrics.adds.WithLabelValues(queueName).Inc()
@@ -266,7 +277,7 @@ func (c *Controller) Reconcile(context.Context) error {
 
 // pass updates the snapshot, and returns the services that may differ, and the writer; nil:
 // not leading.
-func (c *Controller) pass(now time.Time) ([]string, *keep.Writer[string]) {
+func (c *Controller) pass(ctx context.Context, now time.Time) ([]string, *keep.Writer[string]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.snapshot
@@ -276,10 +287,18 @@ func (c *Controller) pass(now time.Time) ([]string, *keep.Writer[string]) {
 		return nil, nil
 	}
 	s.nodes(zones)
-	more := false
+	for name, f := range c.nodes {
+		f.Read(ctx, func(node string) { s.remap(name, node) })
+	}
+	more := s.takeRemapped()
 	for _, src := range c.sources {
-		// Without the zones, local endpoints would lose their hints.
-		again := src.read(s, zonesKnown || c.remote(src.id.cluster) != nil)
+		// Without the zones, local endpoints would lose their hints, and without the maps of its
+		// nodes a remote its endpoints.
+		nodes := func() bool { return zonesKnown }
+		if f := c.nodes[src.id.cluster]; f != nil {
+			nodes = func() bool { return f.Known(src.origins.Complete && src.slices.Complete) }
+		}
+		again := src.read(s, nodes)
 		more = more || again
 	}
 	if c.multi != nil {

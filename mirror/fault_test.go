@@ -295,7 +295,7 @@ func TestEventsOfOneRemoteDontDelayAnothers(t *testing.T) {
 			return c.sources[slices.IndexFunc(c.sources, func(s *source) bool { return s.id.cluster == cluster })]
 		}
 		wait(t, "all to be read", func() error {
-			c.pass(time.Now())
+			c.pass(t.Context(), time.Now())
 			if !c.ready || !source("aws").origins.Complete || !source("merit").origins.Complete {
 				return errors.New("not synced")
 			}
@@ -320,7 +320,7 @@ func TestEventsOfOneRemoteDontDelayAnothers(t *testing.T) {
 		for n := range flood/feeds.Part + 1 {
 			c.trigger.Fire()
 			<-c.trigger.C()
-			names, _ := c.pass(time.Now())
+			names, _ := c.pass(t.Context(), time.Now())
 			var more bool
 			select {
 			case <-c.trigger.C():

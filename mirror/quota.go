@@ -260,16 +260,8 @@ func (b *builder) add(w *Service, c *clusterConfig, sl *origin.Slice, zones []st
 	for _, text := range sl.Unreadable {
 		tally.reject(1, text+": not an address")
 	}
-	e := candidate{cluster: c, origin: sl, zones: zones, name: sliceName(w.Name, c.name, sl), endpoints: sl.Endpoints}
-	bad := func(e origin.Endpoint) bool { return origin.Rejection(e.Address, sl.Family, c.subnets) != "" }
-	if slices.ContainsFunc(sl.Endpoints, bad) {
-		e.endpoints = slices.DeleteFunc(slices.Clone(sl.Endpoints), bad)
-		for _, p := range sl.Endpoints {
-			if why := origin.Rejection(p.Address, sl.Family, c.subnets); why != "" {
-				tally.reject(1, p.Address.String()+": "+why)
-			}
-		}
-	}
+	e := candidate{cluster: c, origin: sl, zones: zones, name: sliceName(w.Name, c.name, sl)}
+	e.endpoints = b.s.admit(c, sl, func(a netip.Addr, why string) { tally.reject(1, a.String()+": "+why) })
 	e.endpoints = b.withdraw(e.endpoints, c)
 	e.exists = b.prior[e.name] != nil ||
 		slices.ContainsFunc(b.here[w.Origin], func(o *ObservedSlice) bool { return o.Name == e.name })

@@ -135,8 +135,9 @@ func (c *Controller) newSourceOf(id setID, client func() (kube.Client, error), r
 	return src
 }
 
-// read updates the snapshot with the next changes, and reports whether there are more.
-func (src *source) read(s *Snapshot, zonesKnown bool) (more bool) {
+// read updates the snapshot with the next changes, and reports whether there are more. nodes
+// reports whether what is needed of the cluster's nodes is known.
+func (src *source) read(s *Snapshot, nodes func() bool) (more bool) {
 	put := s.origin
 	if src.exports != nil {
 		put = s.exportable
@@ -156,8 +157,11 @@ func (src *source) read(s *Snapshot, zonesKnown bool) (more bool) {
 		}
 		stale = stale || src.exports.Outdated
 	}
-	known := zonesKnown && (src.readDrain(s) || src.gate != nil && !src.gate.IsOpen())
-	s.contact(src.id, synced && known, stale)
+	if idle := src.gate != nil && !src.gate.IsOpen(); !idle {
+		drained := src.readDrain(s)
+		synced = synced && drained && nodes()
+	}
+	s.contact(src.id, synced, stale)
 	return origins || slices || exports
 }
 

@@ -14,8 +14,10 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 	"github.com/kube-semaphore/kube-semaphore/internal/texttest"
+	"github.com/kube-semaphore/kube-semaphore/internal/virtual"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 	"github.com/kube-semaphore/kube-semaphore/mirror/withdrawal"
 )
@@ -140,6 +142,7 @@ func (s *story) restarts(clusters []string) {
 		}
 	}
 	s.restart(s.clusters...)
+	maps.Copy(s.maps, before.maps)
 	s.paths, s.legacy, s.localMinimum = withdrawal.New[origin.ID](), before.legacy, before.localMinimum
 	if len(clusters) > 0 {
 		s.setRemoveAt(time.Unix(1e9, 0))
@@ -221,6 +224,8 @@ func (s *story) cluster(name, what string, rest []string) bool {
 			synced := what == "synced" || what == "stale" && s.sets[id].synced
 			s.contact(id, synced, what == "stale")
 		}
+	case "node":
+		s.node(name, rest[0], texttest.Fields(strings.Join(rest[1:], " ")))
 	case "drained":
 		s.drain(name, true)
 	case "returned":
@@ -236,6 +241,30 @@ func (s *story) cluster(name, what string, rest []string) bool {
 		return false
 	}
 	return true
+}
+
+// node is a node of a remote, with what its agent publishes.
+func (s *story) node(cluster, name string, set map[string]string) {
+	annotations := map[string]string{"wireguard.semaphore.uw.io/podCIDRs": "10.0.0.0/24"}
+	if text, mapped := set["map"]; mapped {
+		annotations[config.SubnetMapAnnotation] = text
+	}
+	if _, silent := set["silent"]; silent {
+		clear(annotations)
+	}
+	n := virtual.NodeOf(annotations)
+	now := &n
+	if _, gone := set["gone"]; gone {
+		now = nil
+	}
+	node, others := s.maps[cluster].Update(name, now)
+	if node {
+		s.remap(cluster, name)
+	}
+	if others {
+		s.remap(cluster, "")
+	}
+	s.takeRemapped()
 }
 
 func (s *story) number(text string) int {

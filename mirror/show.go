@@ -11,6 +11,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
+	"github.com/kube-semaphore/kube-semaphore/internal/virtual"
 )
 
 // StatusCommand is "semaphore-service-mirror status".
@@ -133,6 +134,9 @@ func showCluster(p *report.Page, t *report.Table, c *status.MirrorCluster) {
 	}
 	if c.Bounds != "" {
 		p.Wrong("cluster %s: %s", c.Name, c.Bounds)
+	}
+	if c.PodSubnetsMap != nil {
+		virtual.Show(p, "cluster "+c.Name, c.PodSubnetsMap)
 	}
 	t.Row(c.Name, c.Prefix, p.Age(last), fmt.Sprintf("%d of %d", synced, len(c.Watches)),
 		strconv.Itoa(c.Services), strconv.Itoa(c.Endpoints), strconv.Itoa(c.Refused))

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/virtual"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 	"github.com/kube-semaphore/kube-semaphore/mirror/withdrawal"
@@ -104,6 +105,11 @@ type Snapshot struct {
 	// legacy: Endpoints are written as well.
 	legacy bool
 	paths  *withdrawal.Table[origin.ID]
+	// maps are those of the nodes of remotes. Origins of remapping are to be recomputed because
+	// of them.
+	maps      map[string]*virtual.Table
+	unplaced  map[string]*unplaced
+	remapping map[origin.ID]struct{}
 	// drained are the drained clusters. localMinimum is the minimum number of ready local
 	// endpoints for a global service to prefer them.
 	drained      map[string]bool
@@ -117,9 +123,15 @@ type Snapshot struct {
 
 // newSnapshot returns an empty snapshot with the given kinds.
 func newSnapshot(clusters []clusterConfig, kinds []kind, local *local, sums summer) *Snapshot {
-	s := &Snapshot{sums: sums, sets: map[setID]*set{}, clusters: map[string]bool{}, local: local, paths: withdrawal.New[origin.ID](), drained: map[string]bool{}, departed: map[string]bool{}}
+	s := &Snapshot{
+		sums: sums, sets: map[setID]*set{}, clusters: map[string]bool{}, local: local, paths: withdrawal.New[origin.ID](), drained: map[string]bool{}, departed: map[string]bool{},
+		maps: map[string]*virtual.Table{}, unplaced: map[string]*unplaced{}, remapping: map[origin.ID]struct{}{},
+	}
 	for _, c := range clusters {
 		s.clusters[c.name] = true
+		if !c.local {
+			s.maps[c.name], s.unplaced[c.name] = &virtual.Table{}, &unplaced{map[origin.ID]int{}, map[string]struct{}{}}
+		}
 		for _, k := range kinds {
 			if k == mirrored && c.local {
 				continue
@@ -183,21 +195,6 @@ func (s *set) uses(service origin.Key) bool { return s.kind != exported || s.exp
 func (s *Snapshot) changed(set *set, k origin.Key) {
 	if set.uses(k) {
 		s.origins[set.id(k)] = struct{}{}
-	}
-}
-
-// place adds or removes the nodes of a slice's endpoints in the path table, except for the
-// local cluster, which is reached without a tunnel, and for services that aren't exported.
-func (s *Snapshot) place(set *set, sl *origin.Slice, change int) {
-	if set.cluster.local || !set.uses(sl.Service) {
-		return
-	}
-	last := ""
-	for i := range sl.Endpoints {
-		if node := sl.Endpoints[i].Node; node != "" && node != last {
-			s.paths.Place(withdrawal.Node{Cluster: set.cluster.name, Name: node}, set.id(sl.Service), change)
-			last = node
-		}
 	}
 }
 
