@@ -162,7 +162,7 @@ func (c *Controller) Tasks() []run.Task {
 		c.everything()
 	}}}
 	for _, r := range c.remotes {
-		tasks = append(tasks, r.pods, r.server, r.loop)
+		tasks = append(tasks, r.pods, r.nodes, r.server, r.loop)
 	}
 	return tasks
 }

@@ -99,13 +99,27 @@ func (m *Members) Update(before, after *Pod, now time.Time) {
 	if after != nil {
 		m.pods++
 		has, _ = m.rules.admit(after)
+		// A pod whose addresses change keeps their room, which others may wait for.
+		leaving := m.leave(before, had, has)
+		m.addresses -= leaving
 		m.add(after, has)
+		m.addresses += leaving
 	}
 	m.move(before, after, had, has, now)
 	if before != nil {
 		m.pods--
 		m.remove(before, had)
 	}
+}
+
+// leave returns the number of a pod's addresses that will be in its set no more.
+func (m *Members) leave(p *Pod, had, has []netip.Addr) (n int) {
+	for _, addr := range had {
+		if e := m.sets[m.identity(p)].entries[addr]; e.in && e.pod == p && len(e.more) == 0 && !slices.Contains(has, addr) {
+			n++
+		}
+	}
+	return n
 }
 
 // Touched returns the sets that may have changed since the last call, in order.

@@ -28,6 +28,7 @@ const (
 	ReasonBadAddress  Reason = "bad_address"          // not an address that a pod can have
 	ReasonMoreAddress Reason = "more_than_one_family" // beyond one address of each family
 	ReasonOutside     Reason = "outside_pod_subnets"  // not in the subnets configured for the remote
+	ReasonUnknownMap  Reason = "unknown_map"          // its node isn't known, and the remote's nodes have different maps
 	ReasonTooManySets Reason = "too_many_sets"        // the remote has as many sets as it may
 
 	// ReasonTooManyAddresses is for pods of a remote that has as many addresses in
@@ -50,6 +51,8 @@ type Pod struct {
 	UID uint64
 	// Set is the label's value.
 	Set string
+	// Node is the pod's node; empty: none.
+	Node string
 	// V4 and V6 are the pod's addresses, at most one per family; the zero Addr means none.
 	V4, V6 netip.Addr
 	// Created is the creation time in Unix seconds.
@@ -86,8 +89,11 @@ func PodFor(label string) func(*corev1.Pod) (Pod, bool) {
 			p.Fault = ReasonBadName
 			p.Namespace, p.Name, p.Set = cut(p.Namespace), cut(p.Name), cut(p.Set)
 		}
+		if node := pod.Spec.NodeName; len(node) <= validation.DNS1123SubdomainMaxLength {
+			p.Node = node
+		}
 		// Shared by thousands of pods.
-		p.Namespace, p.Set = unique.Make(p.Namespace).Value(), unique.Make(p.Set).Value()
+		p.Namespace, p.Set, p.Node = unique.Make(p.Namespace).Value(), unique.Make(p.Set).Value(), unique.Make(p.Node).Value()
 		if !p.Finished && p.Fault == "" {
 			p.readAddrs(pod)
 		}

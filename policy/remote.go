@@ -12,6 +12,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/internal/virtual"
 )
 
 const (
@@ -52,6 +53,7 @@ type remote struct {
 	log     *slog.Logger
 	server  *kube.Server
 	pods    *kube.Feed[Pod]
+	nodes   *virtual.Feed
 	trigger *reconcile.Trigger
 	loop    *reconcile.Loop
 	pace    pace
@@ -59,6 +61,7 @@ type remote struct {
 
 	mu       sync.Mutex
 	members  *Members
+	located  *located
 	synced   bool // members are complete
 	stale    bool
 	compared time.Time // of the last full comparison
@@ -107,6 +110,11 @@ func newRemote(cfg RemoteConfig, c *Controller) *remote {
 		Cluster: cfg.Rules.Cluster, StaleAfter: cfg.StaleAfter, Ping: kube.Ping(cfg.Client), Logger: c.Logger,
 	})
 	r.pods = newPods(&c.Config, &r.RemoteConfig, r.server, r.trigger.Fire)
+	r.nodes = virtual.NewFeed(virtual.Config{
+		Cluster: cfg.Rules.Cluster, Server: r.server, Client: cfg.Client, Bounds: cfg.Bounds,
+		Notify: r.trigger.Fire, Logger: c.Logger, Metrics: c.Watches,
+	})
+	r.located = newLocated(&r.nodes.Table)
 	passes := c.Metrics.passes.WithLabelValues(cfg.Rules.Cluster)
 	r.loop = reconcile.NewLoop(reconcile.Config{
 		Name: "pods " + cfg.Rules.Cluster, Trigger: r.trigger, Reconcile: r.pass,
@@ -124,10 +132,10 @@ func (r *remote) pass(ctx context.Context) error {
 	}
 	// In this order: if it isn't stale, the list is complete before Changes is called.
 	stale := r.pods.Stale()
-	changes, synced := r.pods.Changes()
 	sets, all := r.drain()
 	now := time.Now()
 	r.mu.Lock()
+	changes, synced := r.podsChanged(ctx)
 	r.setsChanged(sets)
 	before := r.stale
 	all = all || stale != r.stale || synced != r.synced || r.ResyncPeriod > 0 && now.Sub(r.compared) >= r.ResyncPeriod
@@ -144,6 +152,24 @@ func (r *remote) pass(ctx context.Context) error {
 	r.mu.Unlock()
 	r.c.write(touched...)
 	return nil
+}
+
+// podsChanged returns the changes of pods, with the addresses by which they are known here, and
+// whether all pods, and the maps of their nodes, have been read since start. Callers hold mu.
+func (r *remote) podsChanged(ctx context.Context) (changes []kube.Change[Pod], synced bool) {
+	var remapped []string
+	r.nodes.Read(ctx, func(node string) { remapped = append(remapped, node) })
+	if !r.nodes.Known(r.pods.Synced()) {
+		return nil, false
+	}
+	changes, synced = r.pods.Changes()
+	for i := range changes {
+		changes[i] = r.located.change(changes[i])
+	}
+	for _, node := range remapped {
+		changes = append(changes, r.located.remap(node)...)
+	}
+	return changes, synced
 }
 
 // order sorts changes: deleted pods first, as they release quota. At start, if the quota

@@ -14,7 +14,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/texttest"
+	"github.com/kube-semaphore/kube-semaphore/internal/virtual"
 )
 
 // TestSets runs the cases of testdata/sets, whose README.md describes their format.
@@ -22,6 +25,7 @@ func TestSets(t *testing.T) {
 	texttest.Run(t, "testdata/sets/*.txt", func(t *testing.T) func([]string) string {
 		s := &sets{
 			t: t, trim: PodFor(podLabel), pods: map[string]*Pod{}, members: NewMembers(Rules{Cluster: "gcp"}),
+			located: newLocated(&virtual.Table{}), remote: map[string]*Pod{},
 			objects: map[string]*Observed{}, names: map[Identity]map[int]string{},
 		}
 		return s.step
@@ -34,6 +38,8 @@ type sets struct {
 	trim    func(*corev1.Pod) (Pod, bool)
 	pods    map[string]*Pod
 	members *Members
+	located *located
+	remote  map[string]*Pod // pods as the remote says
 	objects map[string]*Observed
 	names   map[Identity]map[int]string // given to objects that don't exist yet
 	size    int
@@ -47,6 +53,8 @@ func (s *sets) step(lines []string) string {
 		switch set := texttest.Fields(rest); word {
 		case "pod":
 			s.pod(name, set)
+		case "node":
+			s.node(name, set)
 		case "rules":
 			s.rules(texttest.Fields(name + " " + rest))
 		case "foreign":
@@ -78,12 +86,50 @@ func (s *sets) pod(of string, set map[string]string) {
 		object := podObject(namespace, name, set["set"], corev1.PodPhase(set["phase"]), commas(set["ips"])...)
 		object.UID, object.Status.PodIP = types.UID(of), set["ip"]
 		_, object.Spec.HostNetwork = set["host-network"]
+		object.Spec.NodeName = set["node"]
 		p, _ := s.trim(object)
 		after = &p
 	}
-	s.members.Update(s.pods[of], after, time.Time{})
-	if s.pods[of] = after; after == nil {
+	c := s.located.change(kube.Change[Pod]{Before: s.remote[of], After: after})
+	if s.remote[of] = after; after == nil {
+		delete(s.remote, of)
+	}
+	s.update(of, c)
+}
+
+func (s *sets) update(of string, c kube.Change[Pod]) {
+	if s.pods[of] != c.Before {
+		s.t.Errorf("%s was %v, and is updated from %v", of, s.pods[of], c.Before)
+	}
+	s.members.Update(c.Before, c.After, time.Time{})
+	if s.pods[of] = c.After; c.After == nil {
 		delete(s.pods, of)
+	}
+}
+
+// node takes in a node of the remote, with what its agent publishes.
+func (s *sets) node(name string, set map[string]string) {
+	annotations := map[string]string{"wireguard.semaphore.uw.io/podCIDRs": ""}
+	if text, mapped := set["map"]; mapped {
+		annotations[config.SubnetMapAnnotation] = text
+	}
+	n := virtual.NodeOf(annotations)
+	now := &n
+	if _, gone := set["gone"]; gone {
+		now = nil
+	}
+	var changed []string
+	node, others := s.located.maps.Update(name, now)
+	if node {
+		changed = append(changed, name)
+	}
+	if others {
+		changed = append(changed, "")
+	}
+	for _, node := range changed {
+		for _, c := range s.located.remap(node) {
+			s.update(c.Key, c)
+		}
 	}
 }
 

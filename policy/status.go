@@ -75,7 +75,7 @@ func (r *remote) status() status.PolicyRemote {
 	defer r.mu.Unlock()
 	st := status.PolicyRemote{
 		Name: r.Rules.Cluster, API: apiStatus(r.pods), Stale: r.stale, Pods: r.members.pods,
-		Sets: []status.NetworkSet{}, Skipped: r.members.Skipped(),
+		Sets: []status.NetworkSet{}, Skipped: r.members.Skipped(), PodSubnetsMap: r.nodes.Status(),
 	}
 	for id, names := range r.objects {
 		for name := range names {
