@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -63,6 +64,8 @@ type relayedNodes struct {
 	synced bool // the set was complete since start
 	// incomplete is why more nodes may exist; empty: the set is complete.
 	incomplete string
+	// revision is the newest resource version of the objects.
+	revision string
 }
 
 // errNoCRD explains what an API server answers without the CustomResourceDefinition.
@@ -160,8 +163,20 @@ func (r *relayed) own(changed func()) localSource {
 // leaseSpacing is the minimum interval of reading Leases, whatever reports are requested.
 const leaseSpacing = 5 * time.Second
 
-// leases returns what semaphore-relay says about its contact with the clusters.
+// leases returns what semaphore-relay says about its contact with the clusters, and what is read
+// of its objects.
 func (r *relayed) leases(ctx context.Context) map[string]status.RelayContact {
+	all := maps.Clone(r.contacts(ctx))
+	for name, c := range r.clusters {
+		contact := all[name]
+		contact.Revision = c.known.Load().revision
+		all[name] = contact
+	}
+	return all
+}
+
+// contacts returns what the Leases say, which are read every leaseSpacing.
+func (r *relayed) contacts(ctx context.Context) map[string]status.RelayContact {
 	r.leaseMu.Lock()
 	defer r.leaseMu.Unlock()
 	if time.Since(r.leaseRead) < leaseSpacing {
@@ -228,6 +243,7 @@ func (r *relayed) sort(context.Context) error {
 		}
 		c.objects = now
 		after := before.after(shards.Join(now)[name], c.most)
+		after.revision = shards.Newest(now)
 		if after.incomplete != before.incomplete {
 			r.log.Info("set of nodes", "cluster", name, "incomplete", after.incomplete, "nodes", max(len(after.nodes), len(after.locals)))
 		}

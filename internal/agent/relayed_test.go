@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -15,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
@@ -142,18 +144,33 @@ func TestNodesOfTheRelay(t *testing.T) {
 				t.Errorf("%s: Err() = %v, want %q", what, got, err)
 			}
 		}
+		// The report names what was read last, although Leases are read less often.
+		revision := ""
+		newer := func(what, cluster string) {
+			t.Helper()
+			now := b.seen.leases(b.t.Context())[cluster].Revision
+			if order, err := resourceversion.CompareResourceVersion(cmp.Or(revision, "1"), now); err != nil || order >= 0 {
+				t.Errorf("%s: revision %q of %s after %q: %v", what, now, cluster, revision, err)
+			}
+			revision = now
+		}
 		want("no objects", "unknown", "no objects")
+		if got := b.seen.leases(b.t.Context())["gcp"].Revision; got != "" {
+			t.Errorf("no objects: revision %q", got)
+		}
 		three := remoteNodes(t, 1, 4)
 		b.put("gcp", shards.Desired("gcp", three, nil), "p")
 		want("without an index", "unknown", "no index")
 		b.store("gcp", three)
 		want("complete", "gcp-01 gcp-02 gcp-03", "")
+		newer("complete", "gcp")
 		local := shards.FromLocal(peers.LocalNode{Name: "aws-1", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.99")}})
 		b.store("aws", []*shards.Node{local})
 		b.wait()
 		if locals, synced := b.own.Snapshot(); !synced || len(locals) != 1 || locals[0].Addrs[0].String() != "192.0.2.99" {
 			t.Errorf("own nodes: %v, %v", locals, synced)
 		}
+		newer("own nodes", "aws")
 		changed := b.changed
 		b.store("aws", []*shards.Node{local, shards.FromLocal(peers.LocalNode{Name: "aws-2"})})
 		b.wait()
@@ -168,6 +185,7 @@ func TestNodesOfTheRelay(t *testing.T) {
 		want("all deleted by hand", "gcp-01 gcp-02 gcp-03", "no objects")
 		b.store("gcp", remoteNodes(t, 2, 5))
 		want("and written again, with other nodes", "gcp-02 gcp-03 gcp-04", "")
+		newer("written again", "gcp")
 		b.api.Stop()
 		want("no API server", "gcp-02 gcp-03 gcp-04", "connection refused")
 		b.api.Start()

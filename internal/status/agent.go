@@ -157,13 +157,17 @@ type Connection struct {
 	Whole bool `json:"wholeNodes,omitempty"`
 }
 
-// RelayContact is what the Lease of semaphore-relay for a cluster says.
+// RelayContact is what the Lease of semaphore-relay for a cluster says, and what the agent has
+// read of its objects.
 type RelayContact struct {
 	// Renewed is up to when the relay had contact to the cluster; nil: there is no Lease.
 	Renewed *time.Time `json:"renewed,omitempty"`
 	// Late is set when that is longer ago than the Lease states as the maximum.
 	Late  bool   `json:"late,omitempty"`
 	Error string `json:"error,omitempty"` // of reading it
+	// Revision is the newest resource version among the objects of the cluster that the agent
+	// has read; empty: none.
+	Revision string `json:"revision,omitempty"`
 }
 
 // Device is a WireGuard device of an agent.

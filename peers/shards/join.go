@@ -137,6 +137,17 @@ func join(objects []*Object) *Set {
 	return &s
 }
 
+// Newest returns the newest resource version of objects; empty: there are none.
+func Newest(objects []*Object) string {
+	newest := ""
+	for _, o := range objects {
+		if newest == "" || compareVersions(o.version, newest) > 0 {
+			newest = o.version
+		}
+	}
+	return newest
+}
+
 // compareVersions compares resource versions; those that aren't numbers are equal.
 func compareVersions(a, b string) int {
 	order, err := resourceversion.CompareResourceVersion(a, b)

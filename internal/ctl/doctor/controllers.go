@@ -24,16 +24,6 @@ func controllerRules() []Rule {
 			Find:   func(f *Facts, found func(Finding)) { notRunning(f, inspect.NetworkPolicy, found) },
 		},
 		{
-			ID: "relay-not-running", After: []string{"admission-refuses", "own-api-failing"},
-			Remedy: "find out why its pods don't run, or scale its Deployment up. Until then agents that read its objects continue with the nodes that they know, and learn of no changes",
-			Find:   func(f *Facts, found func(Finding)) { notRunning(f, inspect.Relay, found) },
-		},
-		{
-			ID: "relay-objects-not-written", Local: true, After: []string{"relay-not-running", "admission-refuses", "own-api-failing"},
-			Remedy: "correct what the error names; of an object that another client changes, stop that client. Agents continue with the nodes that they know, and remove none while objects are missing",
-			Find:   relayObjects,
-		},
-		{
 			ID: "coredns-config-invalid", Local: true,
 			Remedy: "correct the ConfigMap before CoreDNS restarts; of two server blocks for one zone, remove the one outside of join's marks, or join again",
 			Find:   configInvalid,
@@ -86,29 +76,6 @@ func controllerRules() []Rule {
 			Remedy: "Calico's API refuses the network set: correct what the error names, or check that Calico's API server runs",
 			Find:   sets,
 		},
-	}
-}
-
-// relayObjects looks for objects of semaphore-relay that can't be written or don't last.
-func relayObjects(f *Facts, found func(Finding)) {
-	for c, r := range f.relays() {
-		for i := range r.Value.Clusters {
-			of := &r.Value.Clusters[i]
-			var evidence []Evidence
-			for _, name := range slices.Sorted(maps.Keys(of.Failing)) {
-				evidence = append(evidence, Evidence{name + ": " + of.Failing[name], r.Source})
-			}
-			for j := range of.Overridden {
-				evidence = append(evidence, Evidence{of.Overridden[j].String(), r.Source})
-			}
-			if len(evidence) > 0 {
-				scope := Scope{Cluster: c.Name}
-				if !of.Local {
-					scope.Remote = of.Name
-				}
-				found(Finding{scope, fmt.Sprintf("%s: agents don't get all changes of the nodes of %s: objects of semaphore-relay can't be written", c.Name, of.Name), evidence[:min(len(evidence), 5)]})
-			}
-		}
 	}
 }
 
@@ -339,6 +306,8 @@ var follows = map[string][]string{
 	"peers":   {"device-missing", "port-taken", "subnets-overlap", "node-rejected", "duplicate-key", "pod-subnets-wrong"},
 	// These read the device, or write to it.
 	"handshakes": {"device-missing"}, "signs": {"device-missing"}, "paths": {"device-missing"}, "silent": {"device-missing"}, "save": {"device-missing"},
+	// Those of semaphore-relay.
+	"objects": {"agent-behind", "relay-objects-not-written", "relay-not-running"},
 }
 
 // restRules report faults that no earlier rule explains, so that none is left out. A failure

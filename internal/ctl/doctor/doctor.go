@@ -205,6 +205,9 @@ func open(f *Facts, wrong scopes) []Open {
 			{"the services that other clusters mirror", c.Exports.Err, c.Exports.Source}, {"its global services", c.Shared.Err, c.Shared.Source},
 			{"its mirrors", c.Imports.Err, c.Imports.Source},
 		}
+		if _, installed := c.Workload(inspect.Relay); installed {
+			facts = append(facts, struct{ what, err, from string }{"what semaphore-relay has stored", c.Stored.Err, c.Stored.Source})
+		}
 		if _, installed := c.Workload(inspect.ServiceMirror); installed {
 			facts = append(facts, struct{ what, err, from string }{"CoreDNS's configuration", c.DNS.Err, c.DNS.Source})
 		}
@@ -228,6 +231,9 @@ func open(f *Facts, wrong scopes) []Open {
 		}
 		for i := range c.Policies {
 			unanswered(c.Policies[i].Pod, c.Policies[i].Err, c.Policies[i].Source)
+		}
+		for i := range c.Relays {
+			unanswered(c.Relays[i].Pod, c.Relays[i].Err, c.Relays[i].Source)
 		}
 		if c.Nodes.Known() && len(c.Nodes.Value) == 0 {
 			add(Scope{Cluster: c.Name}, func() Open { return Open{c.Name + ": whether anything works", "it has no nodes", c.Nodes.Source} })

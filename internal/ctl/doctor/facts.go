@@ -344,6 +344,9 @@ type connection struct {
 func (f *Facts) connections() iter.Seq[connection] {
 	return func(yield func(connection) bool) {
 		for v := range f.views() {
+			if v.agent.RemotesFrom == inspect.RemotesFromRelay {
+				continue // It has no connection to the remote: see agentBehind.
+			}
 			if !yield(connection{v.Scope, inspect.WireGuard, v.remote.API.Error, v.source}) {
 				return
 			}

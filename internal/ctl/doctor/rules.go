@@ -24,7 +24,7 @@ var unpeered = []string{
 // Rules returns all rules, roots first: findings of a rule can only be explained by earlier
 // ones.
 func Rules() []Rule {
-	return slices.Concat(clusterRules(), apiRules(), nodeRules(), pathRules(), controllerRules(), serviceRules(), importRules(), podRules(), askRules(), restRules())
+	return slices.Concat(clusterRules(), apiRules(), nodeRules(), pathRules(), relayRules(), controllerRules(), serviceRules(), importRules(), podRules(), askRules(), restRules())
 }
 
 // rejections maps the agents' reasons for rejecting a node to rules.

@@ -25,9 +25,11 @@ type program struct {
 	port            int // of metrics and status
 }
 
+// agents are the programs on the nodes.
+var agents = program{WireGuard, "agent", 7773}
+
 // ask reads the reports of all our programs, askers at the same time.
 func (t *collector) ask(ctx context.Context) {
-	agent := program{WireGuard, "agent", 7773}
 	mirror := program{ServiceMirror, "controller", 8080}
 	policy := program{NetworkPolicy, "controller", 8080}
 	relay := program{Relay, "controller", 8080}
@@ -35,7 +37,7 @@ func (t *collector) ask(ctx context.Context) {
 	var asking sync.WaitGroup
 	for i := range t.Pods.Value {
 		switch pod := t.Pods.Value[i]; pod.Program {
-		case agent.name:
+		case agents.name:
 			t.Agents = append(t.Agents, Reported[status.Agent]{Pod: pod})
 		case mirror.name:
 			t.Mirrors = append(t.Mirrors, Reported[status.Mirror]{Pod: pod})
@@ -46,7 +48,7 @@ func (t *collector) ask(ctx context.Context) {
 		}
 	}
 	for i := range t.Agents {
-		asking.Go(func() { reported(ctx, t, &t.Agents[i], agent, slots) })
+		asking.Go(func() { reported(ctx, t, &t.Agents[i], agents, slots) })
 	}
 	for i := range t.Mirrors {
 		asking.Go(func() { reported(ctx, t, &t.Mirrors[i], mirror, slots) })

@@ -137,7 +137,10 @@ func collect(ctx context.Context, access *cli.Cluster) *Cluster {
 		t.Settings = read(ctx, t.Kubectl("-n %s get configmap semaphore -o yaml", cli.Namespace), t.settings)
 	})
 	t.Pods = read(ctx, t.Kubectl("-n %s get pods -o wide", cli.Namespace), t.pods)
+	t.Stored = read(ctx, t.Kubectl("-n %s get wireguardpeers", cli.Namespace), t.stored)
+	listed := time.Now()
 	t.ask(ctx)
+	t.askBehind(ctx, listed)
 	reading.Wait()
 	t.Clock = t.clock.fact(t.Kubectl("get --raw /version -v=8"))
 	return t.Cluster
@@ -147,7 +150,7 @@ func collect(ctx context.Context, access *cli.Cluster) *Cluster {
 func (t *collector) nothing(why string) {
 	t.Clock.Err, t.Nodes.Err, t.Pods.Err, t.Workloads.Err = why, why, why, why
 	t.Warnings.Err, t.DNS.Err, t.Pools.Err = why, why, why
-	t.Imports.Err, t.Exports.Err, t.Shared.Err, t.Settings.Err = why, why, why, why
+	t.Imports.Err, t.Exports.Err, t.Shared.Err, t.Settings.Err, t.Stored.Err = why, why, why, why, why
 }
 
 // read returns the result of get as a fact.

@@ -73,6 +73,8 @@ type Installed struct {
 	// PullSecret is the Secret with the registry's credentials, if the pods have one.
 	PullSecret string
 	Tools      []string
+	// Relay is whether semaphore-relay is installed, Relayed whether the agents read its objects.
+	Relay, Relayed bool
 	// Foreign are our programs that weren't installed by semaphorectl, and Helm is the release
 	// that installed one of them, or empty.
 	Foreign []string
@@ -192,8 +194,15 @@ func (f *Facts) readDNS(ctx context.Context, c *cli.Cluster) error {
 	return err
 }
 
-// programs maps names of workloads to tools.
-var programs = map[string]string{WireGuard: manifests.WireGuard, ServiceMirror: manifests.Mirror, NetworkPolicy: manifests.Policy}
+// programs maps names of workloads to tools; semaphore-relay is part of no tool.
+var programs = map[string]string{WireGuard: manifests.WireGuard, ServiceMirror: manifests.Mirror, NetworkPolicy: manifests.Policy, Relay: ""}
+
+// RemotesFrom is the setting that determines where agents read nodes, and RemotesFromRelay its
+// value for those that read the objects of semaphore-relay.
+const (
+	RemotesFrom      = "SEMAPHORE_REMOTES_FROM"
+	RemotesFromRelay = "relay"
+)
 
 func (f *Facts) readInstalled(ctx context.Context, c *cli.Cluster) error {
 	namespace, err := c.Client.CoreV1().Namespaces().Get(ctx, cli.Namespace, metav1.GetOptions{})
@@ -246,12 +255,33 @@ func (f *Facts) readInstalled(ctx context.Context, c *cli.Cluster) error {
 			f.Installed.PullSecret = secrets[0].Name
 		}
 	}
+	f.Installed.Relayed = relayed(templates, f.Installed.Settings)
 	return nil
 }
 
+// relayed reports whether agents read the objects of semaphore-relay.
+func relayed(templates []corev1.PodTemplateSpec, settings Settings) bool {
+	for _, t := range templates {
+		if t.Labels[programLabel] != WireGuard {
+			continue
+		}
+		from := settings[RemotesFrom]
+		for _, variable := range t.Spec.Containers[0].Env {
+			if variable.Name == RemotesFrom {
+				from = variable.Value
+			}
+		}
+		return from == RemotesFromRelay
+	}
+	return false
+}
+
 func (f *Facts) tool(o metav1.Object, template *corev1.PodTemplateSpec, templates *[]corev1.PodTemplateSpec) {
-	if tool := programs[o.GetName()]; tool != "" && len(template.Spec.Containers) > 0 {
-		f.Installed.Tools = append(f.Installed.Tools, tool)
+	if tool, known := programs[o.GetName()]; known && len(template.Spec.Containers) > 0 {
+		if tool != "" {
+			f.Installed.Tools = append(f.Installed.Tools, tool)
+		}
+		f.Installed.Relay = f.Installed.Relay || o.GetName() == Relay
 		*templates = append(*templates, *template)
 		if o.GetLabels()[manifests.ManagedLabel] != manifests.Manager {
 			f.Installed.Foreign = append(f.Installed.Foreign, o.GetName())

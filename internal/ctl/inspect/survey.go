@@ -61,6 +61,9 @@ type Cluster struct {
 	Mirrors  []Reported[status.Mirror]
 	Policies []Reported[status.Policy]
 	Relays   []Reported[status.Relay]
+	// Stored is what semaphore-relay had stored before the agents reported: by cluster, the newest
+	// resource version of its objects.
+	Stored Fact[map[string]string]
 }
 
 // Pod is a pod of our programs.

@@ -8,6 +8,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
@@ -66,6 +67,14 @@ func (v *View) clusters(b *strings.Builder) {
 		}
 	}
 	table(b, rows)
+	separator := "\n"
+	for i := range v.Clusters {
+		if c := &v.Clusters[i]; c.Relay != nil {
+			fmt.Fprintf(b, "%s%s: agents read the nodes of %s from semaphore-relay; %d of %s up to date\n",
+				separator, c.Name, cli.Count(c.Relay.Clusters, "cluster"), c.Relay.Current, cli.Count(c.Relay.Agents, "agent"))
+			separator = ""
+		}
+	}
 }
 
 func (m *Mesh) text(b *strings.Builder, now time.Time, wide bool) {

@@ -44,6 +44,17 @@ type Cluster struct {
 	Kubernetes string `json:"kubernetes,omitempty"`
 	Error      string `json:"error,omitempty"`
 	Tools      []Tool `json:"tools"`
+	// Relay is set if agents read the objects of semaphore-relay.
+	Relay *Relay `json:"relay,omitempty"`
+}
+
+// Relay is what agents know that read the objects of semaphore-relay.
+type Relay struct {
+	// Clusters is the number of clusters with objects, Agents that of agents which read them, and
+	// Current that of those which have read the latest.
+	Clusters int `json:"clusters"`
+	Agents   int `json:"agents"`
+	Current  int `json:"current"`
 }
 
 // Tool is one of our programs in a cluster.
@@ -180,6 +191,7 @@ func (v *View) cluster(c *inspect.Cluster) Cluster {
 	for i := range c.Agents {
 		if a := &c.Agents[i]; a.Known() {
 			note(inspect.WireGuard, a.Value.Version)
+			v.relayed(c, &shown, a)
 			if off := slices.Concat(a.Value.Forwarding.Off, a.Value.Forwarding.Denying); len(off) > 0 {
 				v.wrong(c.Name, "%s: %s doesn't forward packets of its pods: %s", c.Name, a.Pod.Node, some(off, len(off)))
 			}
@@ -452,6 +464,24 @@ func (v *View) sets(c *inspect.Cluster) {
 				v.wrong(c.Name, "%s: %s", c.Name, r.Overridden[i].String())
 			}
 		}
+	}
+}
+
+// relayed counts an agent that reads the objects of semaphore-relay.
+func (v *View) relayed(c *inspect.Cluster, shown *Cluster, a *inspect.Reported[status.Agent]) {
+	if a.Value.RemotesFrom != inspect.RemotesFromRelay || a.Value.Standby != nil {
+		return
+	}
+	if shown.Relay == nil {
+		shown.Relay = &Relay{Clusters: len(c.Stored.Value)}
+	}
+	shown.Relay.Agents++
+	if behind := c.Behind(a.Value); len(behind) > 0 {
+		v.wrong(c.Name, "%s: %s hasn't read the latest nodes of %s from semaphore-relay", c.Name, a.Pod.Node, cli.Some(few, behind...))
+		return
+	}
+	if c.Stored.Known() {
+		shown.Relay.Current++
 	}
 }
 
