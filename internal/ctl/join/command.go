@@ -48,12 +48,19 @@ a ServiceImport, and a name in clusterset.local, in all clusters with its namesp
 join installs the CRDs, unless there are newer ones or those of another implementation, and
 configures CoreDNS 1.12.2 or later. --mcs=false leaves all of this out.
 
+Agents read the nodes of all clusters from their API servers, or with --relay=on from
+semaphore-relay, which reads them once for all agents of its cluster: from some 100 nodes in
+any of the clusters API servers need it. --relay=auto decides by that number, and --relay=off
+moves back. Without the flag agents stay as they are. They move one after the other, under
+traffic.
+
 With --output yaml it changes nothing, and writes the manifests to files for a Git
 repository and kubectl apply -k. These contain no Secrets: hand tokens over with
 semaphorectl tokens.`,
 		Example: `  semaphorectl join aws gcp
   semaphorectl join --context aws=prod-eu --context gcp=prod-us aws gcp merit
   semaphorectl join --check aws gcp
+  semaphorectl join --relay=on aws gcp
   semaphorectl join --pod-subnets aws=10.2.0.0/16 --api-server aws=https://api.aws.example:6443 aws gcp
   semaphorectl join --output yaml --directory clusters aws gcp`,
 		Args:              cobra.MinimumNArgs(2),
@@ -91,14 +98,15 @@ semaphorectl tokens.`,
 	fs.StringToStringVar(&f.pods, "pod-subnets", nil, `pod subnets of a cluster, as in "aws=10.2.0.0/16 fd00:10:2::/48"`)
 	fs.StringToStringVar(&f.machines, "node-subnets", nil, `subnets of a cluster's nodes, as in "aws=10.66.1.0/24 fd00:66::1:0/112"`)
 	fs.BoolVar(&f.MultiCluster, "mcs", true, "set up the Multi-Cluster Services API; without this flag a later join keeps what was given before")
+	fs.StringVar(&f.Relay, "relay", "", "where agents read nodes: on (from semaphore-relay), off (from API servers), auto (on where a cluster has 100 nodes or more); without this flag a later join keeps what was given before")
 	fs.BoolVar(&f.Adopt, "adopt", false, "adopt a manual installation")
 	fs.BoolVar(&f.Check, "check", false, "run all checks, and change nothing")
 	fs.BoolVarP(&f.Yes, "yes", "y", false, "accept the ranges of pods and nodes that clusters report, without confirmation")
 	fs.BoolVar(&f.NoProbe, "no-probe", false, "skip the checks that need temporary pods")
 	fs.StringVarP(&f.output, "output", "o", "", "yaml: write manifests to files, and change nothing")
 	fs.StringVar(&f.directory, "directory", "kube-semaphore", "directory of the files of --output yaml")
-	for name, words := range map[string][]string{"tools": manifests.Tools(), "output": {"yaml"}} {
-		_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // Both flags exist.
+	for name, words := range map[string][]string{"tools": manifests.Tools(), "output": {"yaml"}, "relay": {relayAuto, relayOn, relayOff}} {
+		_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // The flags exist.
 	}
 	return cmd
 }
@@ -126,6 +134,9 @@ func (f *flags) parse(names []string) error {
 		if faults := validation.IsDNS1123Subdomain(f.pullSecret); len(faults) > 0 {
 			errs = append(errs, fmt.Errorf("--image-pull-secret %q: expected the name of a Secret", f.pullSecret))
 		}
+	}
+	if f.Relay != "" && !slices.Contains([]string{relayAuto, relayOn, relayOff}, f.Relay) {
+		errs = append(errs, fmt.Errorf("--relay %s: expected auto, on or off", f.Relay))
 	}
 	if f.output != "" && f.output != "yaml" {
 		errs = append(errs, fmt.Errorf("--output %s: expected yaml", f.output))

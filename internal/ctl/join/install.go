@@ -48,12 +48,14 @@ func (a *all) steps(ctx context.Context, list ...step) (done []string, err error
 func (a *all) install(ctx context.Context) error {
 	done, err := a.steps(ctx,
 		step{"revocations", a.finishRevocations},
-		step{"accounts and rights", a.applyAll(func(o *unstructured.Unstructured) bool { return !workload(o) }, "accounts, rights and settings")},
+		step{"accounts and rights", a.applyAll(a.rightsOfBoth, func(o *unstructured.Unstructured) bool { return !workload(o) }, "accounts, rights and settings")},
 		step{"foreign CRDs", a.reportCRDs},
 		step{"names", a.nameAll},
 		step{"tokens", a.handAll},
-		step{"programs", a.applyAll(workload, "programs")},
+		step{"semaphore-relay", a.startRelays},
+		step{"programs", a.applyAll(func(i int) ([]*unstructured.Unstructured, error) { return a.objects[i], nil }, workload, "programs")},
 		step{"rollout", a.waitAll},
+		step{"nodes' sources", a.settleRelays},
 		step{"leftovers", a.pruneAll},
 		step{"pods reach each other", a.meet},
 	)
@@ -63,11 +65,15 @@ func (a *all) install(ctx context.Context) error {
 	return nil
 }
 
-func (a *all) applyAll(which func(*unstructured.Unstructured) bool, what string) func(context.Context) error {
+func (a *all) applyAll(of func(int) ([]*unstructured.Unstructured, error), which func(*unstructured.Unstructured) bool, what string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		return a.each(func(i int, c *cli.Cluster) error {
+			all, err := of(i)
+			if err != nil {
+				return err
+			}
 			var objects []*unstructured.Unstructured
-			for _, o := range a.objects[i] {
+			for _, o := range all {
 				if which(o) {
 					objects = append(objects, o)
 				}

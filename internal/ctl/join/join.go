@@ -143,7 +143,7 @@ func (a *all) preflight(ctx context.Context) error {
 			return err
 		}
 		_ = a.each(func(i int, c *cli.Cluster) error {
-			lacking[i] = rights(ctx, c, a.objects[i])
+			lacking[i] = rights(ctx, c, a.objects[i], a.wanted[i].Relay || a.facts[i].Installed.Relay)
 			return nil
 		})
 	}
@@ -164,6 +164,9 @@ func (a *all) preflight(ctx context.Context) error {
 		agreed, refused := agree(f, a.sides(f))
 		faults = append(faults, refused...)
 		a.agreed = append(a.agreed, agreed...)
+	}
+	if readable {
+		faults = append(faults, a.proposals()...)
 	}
 	allowed := !slices.ContainsFunc(lacking, func(f []fault) bool { return len(f) > 0 })
 	if readable && !a.Adopt {
@@ -330,6 +333,7 @@ func (a *all) render() error {
 
 // want computes settings and manifests from the facts so far.
 func (a *all) want() {
+	a.nodes = len(largest(a.facts).Nodes)
 	for i, f := range a.facts {
 		a.settings[i] = settings(f, a.sides(f), a.taken[i])
 		a.Wishes.choose(a.settings[i])
@@ -340,7 +344,9 @@ func (a *all) want() {
 				wishes.Tools = manifests.Tools()
 			}
 		}
-		a.wanted[i] = desired(f, &wishes, a.settings[i])
+		if a.wanted[i] = desired(f, &wishes, a.settings[i]); !a.wanted[i].Relay && a.settings[i][inspect.RemotesFrom] == inspect.RemotesFromRelay {
+			delete(a.settings[i], inspect.RemotesFrom)
+		}
 	}
 }
 

@@ -292,7 +292,9 @@ func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 		step{"names", func(ctx context.Context) error {
 			return one.name(ctx, c, nil)
 		}},
-		step{"controllers", func(ctx context.Context) error { return stopControllers(ctx, c) }},
+		step{"controllers", func(ctx context.Context) error {
+			return stop(ctx, c, "semaphore-service-mirror", "semaphore-policy")
+		}},
 		step{"mirrors and sets", func(ctx context.Context) error {
 			return errors.Join(
 				deleteAll(ctx, c, schema.GroupVersionResource{Version: "v1", Resource: "services"}, mirrorNamespace(f), "mirrored-svc=true"),
@@ -300,6 +302,7 @@ func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 				forgetExports(ctx, c, f),
 				deleteSets(ctx, c, f, "managed-by=semaphore-policy"))
 		}},
+		step{"semaphore-relay", func(ctx context.Context) error { return a.removeRelay(ctx, c) }},
 		step{"nodes", func(ctx context.Context) error { return one.cleanNodes(ctx, c, f) }},
 		step{"everything else", func(ctx context.Context) error {
 			for _, remote := range f.Installed.Settings.Remotes() {
@@ -324,27 +327,6 @@ func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 		}},
 	)
 	return err
-}
-
-// stopControllers stops the programs that would create deleted objects again.
-func stopControllers(ctx context.Context, c *cli.Cluster) error {
-	foreground := metav1.DeletePropagationForeground
-	var errs []error
-	for _, name := range []string{"semaphore-service-mirror", "semaphore-policy"} {
-		err := c.Client.AppsV1().Deployments(cli.Namespace).Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &foreground})
-		if err != nil && !apierrors.IsNotFound(err) {
-			errs = append(errs, fmt.Errorf("%s: delete Deployment %s: %w", c.Name, name, err))
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	return poll(ctx, func(ctx context.Context) error {
-		both := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name in (semaphore-service-mirror, semaphore-policy)"}
-		return cli.List(ctx, c.Client.CoreV1().Pods(cli.Namespace), both, func(p *corev1.Pod) error {
-			return fmt.Errorf("pod %s still runs", p.Name)
-		})
-	})
 }
 
 // poll calls ask until it succeeds, and returns its last error when ctx is done.

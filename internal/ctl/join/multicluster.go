@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1alpha1"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -236,12 +237,22 @@ func (a *all) deleteCRDs(ctx context.Context, c *cli.Cluster, f *inspect.Facts) 
 			return nil
 		}
 	}
-	crds := c.Dynamic.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
 	for _, name := range ours {
-		if err := crds.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("%s: delete the CRD %s: %w", c.Name, name, err)
+		if err := deleteCRD(ctx, c, name); err != nil {
+			return err
 		}
 	}
 	a.Done("%s: deleted the CRDs of the Multi-Cluster Services API", c.Name)
+	return nil
+}
+
+func crds(c *cli.Cluster) dynamic.ResourceInterface {
+	return c.Dynamic.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+}
+
+func deleteCRD(ctx context.Context, c *cli.Cluster, name string) error {
+	if err := crds(c).Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("%s: delete the CRD %s: %w", c.Name, name, err)
+	}
 	return nil
 }

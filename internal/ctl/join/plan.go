@@ -35,9 +35,13 @@ type Wishes struct {
 	MultiCluster bool
 	// MultiClusterGiven is whether the administrator has said so.
 	MultiClusterGiven bool
-	Servers           map[string]string
-	Pods              map[string][]netip.Prefix
-	Machines          map[string][]netip.Prefix
+	// Relay is the value of --relay; empty: not given.
+	Relay string
+	// nodes is the number of nodes of the largest of the joined clusters.
+	nodes    int
+	Servers  map[string]string
+	Pods     map[string][]netip.Prefix
+	Machines map[string][]netip.Prefix
 }
 
 // side is a cluster in the settings of the others.
@@ -231,6 +235,7 @@ func desired(f *inspect.Facts, w *Wishes, settings inspect.Settings) *manifests.
 	if w.implements(f, tools, settings) {
 		c.MultiCluster = multiCluster(f)
 	}
+	c.Relay = slices.Contains(tools, manifests.WireGuard) && w.relays(f)
 	return c
 }
 

@@ -26,8 +26,9 @@ func reads() []authorizationv1.ResourceAttributes {
 	}
 }
 
-// rights returns a fault if the administrator lacks rights to apply the objects.
-func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstructured) []fault {
+// rights returns a fault if the administrator lacks rights to apply the objects, and with relay to
+// install semaphore-relay, or to remove it.
+func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstructured, relay bool) []fault {
 	wanted := append(reads(), []authorizationv1.ResourceAttributes{
 		{Verb: "create", Resource: "pods", Namespace: "kube-system"},
 		{Verb: "delete", Resource: "pods", Namespace: "kube-system"},
@@ -39,6 +40,9 @@ func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstruc
 		{Verb: "escalate", Group: "rbac.authorization.k8s.io", Resource: "clusterroles"},
 		{Verb: "bind", Group: "rbac.authorization.k8s.io", Resource: "clusterroles"},
 	}...)
+	if relay {
+		wanted = append(wanted, relayRights()...)
+	}
 	for _, o := range objects {
 		r, err := c.ResourceOf(ctx, o.GroupVersionKind())
 		if err != nil {
@@ -87,6 +91,9 @@ func rightsToLeave(ctx context.Context, c *cli.Cluster, f *inspect.Facts) []faul
 				authorizationv1.ResourceAttributes{Verb: "delete", Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"})
 			break
 		}
+	}
+	if f.Installed.Relay {
+		wanted = append(append(wanted, relayRights()...), authorizationv1.ResourceAttributes{Verb: "delete", Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"})
 	}
 	for _, r := range kinds() {
 		if _, err := c.Resource(ctx, r); err != nil {

@@ -34,6 +34,10 @@ const (
 	Policy    = "policy"
 )
 
+// Relay is the folder of semaphore-relay in deploy/. It isn't a tool of its own: it reads nodes
+// for the agents.
+const Relay = "relay"
+
 // Names in deploy/ to replace.
 const (
 	imageName    = "kube-semaphore"
@@ -72,6 +76,8 @@ type Cluster struct {
 	Foreign bool
 	// Cleanup makes the agents clean up their nodes and exit.
 	Cleanup bool
+	// Relay makes the agents read the objects of semaphore-relay, which is installed.
+	Relay bool
 }
 
 // Render returns the objects, the namespace first.
@@ -95,6 +101,9 @@ func (c *Cluster) render() ([]*unstructured.Unstructured, error) {
 		if slices.Contains(c.Tools, tool) {
 			folders = append(folders, Account(tool))
 		}
+	}
+	if c.Relay {
+		folders = append(folders, Relay)
 	}
 	var objects []*unstructured.Unstructured
 	for _, folder := range append(folders, "tokens") {
@@ -125,8 +134,14 @@ func (c *Cluster) render() ([]*unstructured.Unstructured, error) {
 	objects = slices.DeleteFunc(objects, func(o *unstructured.Unstructured) bool {
 		return c.Foreign && o.GetKind() == "Namespace" || o.GetKind() == "DaemonSet" && !slices.Contains(c.Tools, WireGuard)
 	})
-	if c.Cleanup {
-		if objects, err = Add(objects, "wireguard/cleanup"); err != nil {
+	for _, component := range []struct {
+		folder string
+		wanted bool
+	}{{"wireguard/relay", c.Relay}, {"wireguard/cleanup", c.Cleanup}} {
+		if !component.wanted {
+			continue
+		}
+		if objects, err = Add(objects, component.folder); err != nil {
 			return nil, err
 		}
 	}

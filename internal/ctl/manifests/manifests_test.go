@@ -93,6 +93,41 @@ func TestPullSecret(t *testing.T) {
 	}
 }
 
+// TestRelay renders agents that read semaphore-relay's objects, also where they clean up.
+func TestRelay(t *testing.T) {
+	for _, cleanup := range []bool{false, true} {
+		c := example()
+		c.Relay, c.Cleanup = true, cleanup
+		objects, err := c.Render()
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts := map[string]string{}
+		for _, o := range objects {
+			text, _ := o.MarshalJSON()
+			texts[o.GetKind()+" "+o.GetName()] = string(text)
+		}
+		for _, want := range []struct {
+			object, text string
+			has          bool
+		}{
+			{"DaemonSet semaphore-wireguard", `{"name":"SEMAPHORE_REMOTES_FROM","value":"relay"}`, true},
+			{"DaemonSet semaphore-wireguard", "semaphore-wireguard-remotes", false},
+			{"DaemonSet semaphore-wireguard", `"-cleanup"`, cleanup},
+			{"ClusterRole semaphore-wireguard", `"verbs":["get","patch"]`, true},
+			{"Role semaphore-wireguard-relay", "wireguardpeers", true},
+			{"Deployment semaphore-relay", "semaphore-wireguard-remotes", true},
+			{"Deployment semaphore-relay", `"image":"registry.example:5000/kube-semaphore:v1.2.3"`, true},
+			{"CustomResourceDefinition wireguardpeers.semaphore.uw.io", ManagedLabel, true},
+			{"ValidatingAdmissionPolicy semaphore-relay-peers", "", true},
+		} {
+			if text := texts[want.object]; text == "" || strings.Contains(text, want.text) != want.has {
+				t.Errorf("cleanup %v: %s has %q: want %v:\n%s", cleanup, want.object, want.text, want.has, text)
+			}
+		}
+	}
+}
+
 func TestImage(t *testing.T) {
 	for name, want := range map[string]string{
 		"a/b:v1": "a/b:v1", "a:5000/b": "a:5000/b:latest", "a:5000/b:v1": "a:5000/b:v1", "b": "b:latest", "a:5000/b@sha256:012": "a:5000/b@sha256:012",
