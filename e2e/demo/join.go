@@ -52,6 +52,9 @@ func (s *show) join(ctx context.Context) (string, error) {
 	for _, c := range s.testbed.Clusters() {
 		args = append(args, "--pod-subnets", fmt.Sprintf("%s=%s %s", c.Name, c.PodSubnets[0], c.PodSubnets[1]))
 	}
+	if s.relay {
+		args = append(args, "--relay=on")
+	}
 	args = append(args, "aws", "gcp")
 	out, err := s.testbed.Run(ctx, s.binaries[semaphorectl], append(args, "--kubeconfig", kubeconfig)...)
 	s.print("semaphorectl "+strings.Join(args, " "), out)
@@ -65,5 +68,15 @@ func (s *show) join(ctx context.Context) (string, error) {
 		}
 		s.pair.Agents = append(s.pair.Agents, agent)
 	}
-	return "one command; the programs of 3 tools run", nil
+	if !s.relay {
+		return "one command; the programs of 3 tools run", nil
+	}
+	for _, c := range s.testbed.Clusters() {
+		out, err := c.Kubectl(ctx, "-n", programs.Namespace, "get", "wireguardpeers")
+		if err != nil {
+			return "", err
+		}
+		s.print("kubectl --context="+c.Name+" --namespace=sys-semaphore get wireguardpeers", out)
+	}
+	return "one command; the programs of 3 tools run, and semaphore-relay", nil
 }

@@ -4,6 +4,7 @@
 //
 //	go run ./e2e/demo          runs the demo and removes everything
 //	go run ./e2e/demo -keep    keeps the clusters running
+//	go run ./e2e/demo -relay   lets agents read nodes from semaphore-relay
 //	go run ./e2e/demo -down    removes the clusters of -keep
 //
 // It needs root. The exit code is 0 if every step succeeded.
@@ -33,6 +34,7 @@ func main() {
 
 func run() error {
 	keep := flag.Bool("keep", false, "keep the clusters running in the background")
+	relay := flag.Bool("relay", false, "join the clusters with semaphore-relay")
 	down := flag.Bool("down", false, "remove the clusters of an earlier -keep")
 	background := flag.String("background", "", "internal: run as the background process, with this file for output")
 	flag.Parse()
@@ -45,16 +47,16 @@ func run() error {
 	case *down:
 		return takeDown(ctx)
 	case *background != "":
-		return stay(ctx, *background)
+		return stay(ctx, *background, *relay)
 	case *keep:
-		return leave(ctx)
+		return leave(ctx, *relay)
 	}
-	return perform(ctx, os.Stdout)
+	return perform(ctx, os.Stdout, *relay)
 }
 
 // perform runs the demo and removes everything afterwards.
-func perform(ctx context.Context, out io.Writer) error {
-	s := newShow(out)
+func perform(ctx context.Context, out io.Writer, relay bool) error {
+	s := newShow(out, relay)
 	defer s.close()
 	return s.run(ctx)
 }

@@ -23,6 +23,7 @@ import (
 // show is the state of the demo.
 type show struct {
 	out         io.Writer
+	relay       bool   // agents read nodes from semaphore-relay
 	dir         string // of the built programs
 	binaries    tools.Binaries
 	testbed     *testbed.Testbed
@@ -47,7 +48,7 @@ type step struct {
 	do   func(*show, context.Context) (note string, err error)
 }
 
-func newShow(out io.Writer) *show { return &show{out: out} }
+func newShow(out io.Writer, relay bool) *show { return &show{out: out, relay: relay} }
 
 // run performs all steps, as far as they go, and prints the summary.
 func (s *show) run(ctx context.Context) error {
@@ -141,7 +142,7 @@ func (s *show) prepare(ctx context.Context) (string, error) {
 		return err
 	})
 	group.Go(func() (err error) {
-		for _, name := range []string{programs.WireGuard, programs.ServiceMirror, programs.Policy, semaphorectl} {
+		for _, name := range []string{programs.WireGuard, programs.ServiceMirror, programs.Policy, programs.Relay, semaphorectl} {
 			if own[name], err = programs.Build(building, name, dir); err != nil {
 				return err
 			}
