@@ -42,7 +42,8 @@ func TestFilesOfJoin(t *testing.T) {
 		}
 	}
 	const image = "registry.example/kube-semaphore:v1.2.3"
-	t.Run("as kustomize makes them", func(t *testing.T) { rendersAsKustomize(t, clusters[0]) })
+	t.Run("as kustomize makes them", func(t *testing.T) { rendersAsKustomize(t, clusters[0], false) })
+	t.Run("as kustomize makes them, with semaphore-relay", func(t *testing.T) { rendersAsKustomize(t, clusters[0], true) })
 	before := everything(t, clusters)
 	folder := filepath.Join(t.TempDir(), "files")
 	run("join", "--output", "yaml", "--directory", folder, "--image", image, "aws", "gcp")
@@ -93,10 +94,25 @@ func TestFilesOfJoin(t *testing.T) {
 }
 
 // rendersAsKustomize compares the objects that semaphorectl renders from the bases of deploy/
-// with those that kubectl renders from the example, which uses the same bases.
-func rendersAsKustomize(t *testing.T, cluster *testbed.Cluster) {
+// with those that kubectl renders from the example, which uses the same bases, or from one with
+// semaphore-relay.
+func rendersAsKustomize(t *testing.T, cluster *testbed.Cluster, relay bool) {
 	t.Helper()
-	out, err := cluster.Kubectl(within(t, time.Minute), "kustomize", filepath.Join(deployFolder(t), "example", "aws"))
+	folder := deployFolder(t)
+	if relay {
+		folder = t.TempDir()
+		must(t, os.CopyFS(folder, os.DirFS(deployFolder(t))))
+		file := filepath.Join(folder, "example", "aws", "kustomization.yaml")
+		content, err := os.ReadFile(file)
+		must(t, err)
+		const agents = "resources:\n  - ../../wireguard\n"
+		if strings.Count(string(content), agents) != 1 {
+			t.Fatalf("the example doesn't begin its resources with the agents:\n%s", content)
+		}
+		with := strings.Replace(string(content), agents, "components:\n  - ../../wireguard/relay\n"+agents+"  - ../../relay\n", 1)
+		must(t, os.WriteFile(file, []byte(with), 0o644))
+	}
+	out, err := cluster.Kubectl(within(t, time.Minute), "kustomize", filepath.Join(folder, "example", "aws"))
 	must(t, err)
 	want, settings := map[string]map[string]any{}, map[string]string{}
 	for document := range strings.SplitSeq(out, "\n---\n") {
@@ -110,6 +126,7 @@ func rendersAsKustomize(t *testing.T, cluster *testbed.Cluster) {
 	}
 	c := manifests.Cluster{
 		Name: "aws", Tools: manifests.Tools(), Remotes: inspect.Settings(settings).Remotes(), Settings: settings, Image: "kube-semaphore:v0.1.0",
+		Relay: relay,
 	}
 	objects, err := c.Render()
 	must(t, err)
