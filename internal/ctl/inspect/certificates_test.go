@@ -29,7 +29,7 @@ func TestAuthority(t *testing.T) {
 		"too many":         {strings.Repeat(one, 1+maxCertificates/len(one)), "", true},
 	} {
 		f := &Facts{}
-		err := f.readAuthority(t.Context(), fakeCluster("", config("kube-system", "kube-root-ca.crt", "ca.crt", c.text)))
+		err := f.readAuthority(t.Context(), fakeCluster("", configMap("kube-system", "kube-root-ca.crt", "ca.crt", c.text)))
 		if _, invalid := errors.AsType[*InvalidError](err); f.CA != c.want || invalid != c.invalid || (err == nil) == c.invalid {
 			t.Errorf("%s: %q, %v", name, f.CA, err)
 		}

@@ -40,7 +40,7 @@ func node(name, address string, pods ...string) *corev1.Node {
 	}
 }
 
-func config(namespace, name, key, value string) *corev1.ConfigMap {
+func configMap(namespace, name, key, value string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace}, Data: map[string]string{key: value}}
 }
 
@@ -56,7 +56,7 @@ func TestRead(t *testing.T) {
 	port, ca := int32(6443), kubetest.Certificate(t)
 	f := Read(t.Context(), fakeCluster("https://127.0.0.1:40123",
 		node("a", "10.66.1.1", "10.2.1.0/24", "fd00:10:2:1::/64"), node("b", "10.66.1.2", "10.2.2.0/24"),
-		config("kube-system", "kube-root-ca.crt", "ca.crt", ca), config("kube-system", "coredns", "Corefile", ".:53 {\n    reload\n}\n"),
+		configMap("kube-system", "kube-root-ca.crt", "ca.crt", ca), configMap("kube-system", "coredns", "Corefile", ".:53 {\n    reload\n}\n"),
 		&networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.102.0.0/16"}}},
 		&discoveryv1.EndpointSlice{
 			ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", Namespace: "default", Labels: map[string]string{"kubernetes.io/service-name": "kubernetes"}},
@@ -87,11 +87,11 @@ func TestPodsByConfiguration(t *testing.T) {
 		want   string
 		sure   bool
 	}{
-		"kubeadm":                   {config("kube-system", "kubeadm-config", "ClusterConfiguration", "networking:\n  podSubnet: 10.2.0.0/16,fd00:10:2::/48\n  serviceSubnet: 10.102.0.0/16\n"), "10.2.0.0/16 fd00:10:2::/48", true},
-		"kube-proxy":                {config("kube-system", "kube-proxy", "config.conf", "bindAddress: 0.0.0.0\nclusterCIDR: \"10.0.0.0/13\"\n"), "10.0.0.0/13", true},
-		"that doesn't fit":          {config("kube-system", "kubeadm-config", "ClusterConfiguration", "  podSubnet: 10.4.0.0/16\n"), "10.2.1.0/24", false},
-		"nothing that says so":      {config("kube-system", "kube-proxy", "config.conf", "clusterCIDR: \"\"\n"), "10.2.1.0/24", false},
-		"of another of its objects": {config("kube-system", "other", "x", "clusterCIDR: 10.2.0.0/16\n"), "10.2.1.0/24", false},
+		"kubeadm":                   {configMap("kube-system", "kubeadm-config", "ClusterConfiguration", "networking:\n  podSubnet: 10.2.0.0/16,fd00:10:2::/48\n  serviceSubnet: 10.102.0.0/16\n"), "10.2.0.0/16 fd00:10:2::/48", true},
+		"kube-proxy":                {configMap("kube-system", "kube-proxy", "config.conf", "bindAddress: 0.0.0.0\nclusterCIDR: \"10.0.0.0/13\"\n"), "10.0.0.0/13", true},
+		"that doesn't fit":          {configMap("kube-system", "kubeadm-config", "ClusterConfiguration", "  podSubnet: 10.4.0.0/16\n"), "10.2.1.0/24", false},
+		"nothing that says so":      {configMap("kube-system", "kube-proxy", "config.conf", "clusterCIDR: \"\"\n"), "10.2.1.0/24", false},
+		"of another of its objects": {configMap("kube-system", "other", "x", "clusterCIDR: 10.2.0.0/16\n"), "10.2.1.0/24", false},
 	} {
 		f := Read(t.Context(), fakeCluster("https://api.example:6443", node("a", "10.66.1.1", "10.2.1.0/24"), c.config))
 		if list(f.Pods) != c.want || f.PodsSure != c.sure {
@@ -128,7 +128,7 @@ func TestInstalled(t *testing.T) {
 	ours := workload("semaphore-wireguard", "semaphore", map[string]string{manifests.ManagedLabel: manifests.Manager})
 	byHelm := workload("semaphore-wireguard", "semaphore", map[string]string{manifests.ManagedLabel: "Helm"})
 	byHelm.Annotations = map[string]string{"meta.helm.sh/release-name": "mesh\x1b[2J"}
-	settings := config(cli.Namespace, "semaphore", "SEMAPHORE_REMOTES", "gcp")
+	settings := configMap(cli.Namespace, "semaphore", "SEMAPHORE_REMOTES", "gcp")
 	for name, c := range map[string]struct {
 		objects []runtime.Object
 		foreign string

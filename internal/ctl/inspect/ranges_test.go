@@ -185,7 +185,7 @@ func TestRangesAreBounded(t *testing.T) {
 		"podCIDRs of a node":       {[]runtime.Object{node("a", "10.66.1.1", numbered(maxOfNode+1)...)}, nil, "read nodes: Node a: spec.podCIDRs: more than 16 prefixes"},
 		"ServiceCIDRs":             {[]runtime.Object{services}, nil, "read the ranges of services: ServiceCIDR one: spec.cidrs: more than 1000 prefixes"},
 		"pools":                    {nil, pools, "read the ranges of pods: ippools.projectcalico.org p"},
-		"podCIDRs of a CiliumNode": {[]runtime.Object{config("kube-system", "cilium-config", "enable-ipv4-masquerade", "false")}, []runtime.Object{cilium}, "read the ranges of pods: ciliumnodes.cilium.io a: spec: more than 16 prefixes"},
+		"podCIDRs of a CiliumNode": {[]runtime.Object{configMap("kube-system", "cilium-config", "enable-ipv4-masquerade", "false")}, []runtime.Object{cilium}, "read the ranges of pods: ciliumnodes.cilium.io a: spec: more than 16 prefixes"},
 	} {
 		cluster := fakeCluster("https://api.example:6443", c.typed...)
 		cluster.Dynamic = fakedynamic.NewSimpleDynamicClientWithCustomListKinds(scheme.Scheme, map[schema.GroupVersionResource]string{calico: "IPPoolList", ciliumNodes: "CiliumNodeList"}, c.untyped...)

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
@@ -86,6 +88,11 @@ func ParseSettings(configMap string, data map[string]string) (Settings, error) {
 	if len(words) > maxRemotes {
 		check(list, fmt.Errorf("%d remotes, more than %d", len(words), maxRemotes))
 		words = nil
+	}
+	if text := data[PodSubnetsMap]; text != "" {
+		if err := new(config.SubnetMap).Decode(text); err != nil {
+			check(PodSubnetsMap, errors.New(printable.Text(err.Error(), printable.Short))) // It has a line for each mapping.
+		}
 	}
 	if domain := data["SEMAPHORE_POLICY_LABEL_DOMAIN"]; domain != "" && len(validation.IsDNS1123Subdomain(domain)) > 0 {
 		check("SEMAPHORE_POLICY_LABEL_DOMAIN", fmt.Errorf("%.80q is not a domain", domain))
@@ -194,6 +201,20 @@ func (s Settings) depart(names []cluster.Name) {
 		words[i] = string(name)
 	}
 	s[departed] = strings.Join(words, ",")
+}
+
+// PodSubnetsMap is the variable of the virtual subnets by which other clusters know a cluster's
+// pods.
+const PodSubnetsMap = manifests.PodSubnetsMap
+
+// SubnetMap returns the virtual subnets of a cluster's pods; none if the setting is invalid,
+// which ParseSettings rejects.
+func (s Settings) SubnetMap() config.SubnetMap {
+	var m config.SubnetMap
+	if text := s[PodSubnetsMap]; text == "" || m.Decode(text) != nil {
+		return nil
+	}
+	return m
 }
 
 // Suffixes of the variables that bound a remote's pods and nodes.

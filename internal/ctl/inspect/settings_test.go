@@ -49,6 +49,8 @@ func TestHostileSettings(t *testing.T) {
 		"nodes":   {map[string]string{"SEMAPHORE_REMOTES": "gcp", gcp + "NODE_SUBNETS": strings.Repeat("10.0.0.0/8,", 1001)}, "more than 1000 subnets"},
 		"port":    {map[string]string{"SEMAPHORE_REMOTES": "gcp", gcp + "WG_LISTEN_PORT": "70000"}, "is not a port"},
 		"server":  {map[string]string{"SEMAPHORE_REMOTES": "gcp", gcp + "API_URL": "http://x"}, "begins with https://"},
+		"a map":   {map[string]string{PodSubnetsMap: "10.0.0.0/16=10.201.0.0/16,fd00:4::/48=fd00:c9::/48"}, ""},
+		"no map":  {map[string]string{PodSubnetsMap: strings.Repeat("10.0.0.0/16=10.201.0.0/17\n,", 100)}, PodSubnetsMap + ": 10.0.0.0/16=10.201.0.0/17 maps between subnets of different lengths"},
 		"user":    {map[string]string{"SEMAPHORE_REMOTES": "gcp", gcp + "API_URL": "https://me:secret@x"}, "begins with https://"},
 		"label":   {map[string]string{"SEMAPHORE_POLICY_LABEL_DOMAIN": "a b"}, "is not a domain"},
 		"key":     {map[string]string{"a\nb": "c"}, "not a valid key of a ConfigMap"},
@@ -77,9 +79,9 @@ func TestHostileCluster(t *testing.T) {
 		ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "semaphore-x"}},
 	}}}}
 	f := Read(t.Context(), fakeCluster("https://127.0.0.1:40123",
-		node("a b; reboot", "10.66.1.1", "10.2.1.0/24"), config("kube-system", "kube-root-ca.crt", "ca.crt", strings.Repeat("x", maxCertificates+1)),
+		node("a b; reboot", "10.66.1.1", "10.2.1.0/24"), configMap("kube-system", "kube-root-ca.crt", "ca.crt", strings.Repeat("x", maxCertificates+1)),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: cli.Namespace}}, set,
-		config(cli.Namespace, "semaphore-x", "SEMAPHORE_REMOTES", "../gcp")))
+		configMap(cli.Namespace, "semaphore-x", "SEMAPHORE_REMOTES", "../gcp")))
 	var said []string
 	for _, err := range f.Unread {
 		if _, is := errors.AsType[*InvalidError](err); is {

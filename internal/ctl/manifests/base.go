@@ -32,7 +32,7 @@ type kustomization struct {
 		} `json:"target"`
 		Patch string `json:"patch"`
 	} `json:"patches,omitempty"`
-	// Replacements put a setting in place of its name. Add leaves the name in place.
+	// Replacements put a setting in place of its name. Add leaves the name in place, and Render replaces it.
 	Replacements []any `json:"replacements,omitempty"`
 }
 

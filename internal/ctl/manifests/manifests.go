@@ -44,6 +44,10 @@ const (
 	settingsName = "semaphore"
 )
 
+// PodSubnetsMap is the setting of the virtual subnets by which other clusters know a cluster's
+// pods.
+const PodSubnetsMap = "SEMAPHORE_POD_SUBNETS_MAP"
+
 // Tools returns all tools.
 func Tools() []string { return []string{WireGuard, Mirror, Policy} }
 
@@ -137,7 +141,9 @@ func (c *Cluster) render() ([]*unstructured.Unstructured, error) {
 	for _, component := range []struct {
 		folder string
 		wanted bool
-	}{{"wireguard/relay", c.Relay}, {"wireguard/cleanup", c.Cleanup}} {
+	}{
+		{"wireguard/relay", c.Relay}, {"wireguard/map", c.Settings[PodSubnetsMap] != "" && slices.Contains(c.Tools, WireGuard)}, {"wireguard/cleanup", c.Cleanup},
+	} {
 		if !component.wanted {
 			continue
 		}
@@ -152,6 +158,8 @@ func (c *Cluster) render() ([]*unstructured.Unstructured, error) {
 			switch of, isMap := value.(map[string]any); {
 			case key == "image" && value == imageName:
 				return image
+			case key == "resourceNames" && value == PodSubnetsMap:
+				return c.Settings[PodSubnetsMap]
 			case isMap && (key == "configMapRef" || key == "configMapKeyRef") && of["name"] == settingsName:
 				of["name"] = settings.GetName()
 			case isMap && key == "spec" && of["containers"] != nil && c.PullSecret != "":

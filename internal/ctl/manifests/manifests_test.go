@@ -68,6 +68,32 @@ func TestFewerTools(t *testing.T) {
 	}
 }
 
+// TestPodSubnetsMap grants the agents to publish the map, and no other.
+func TestPodSubnetsMap(t *testing.T) {
+	const subnets = "10.0.0.0/16=10.201.0.0/16,fd00:4::/48=fd00:c9::/48"
+	for text, want := range map[string]int{"": 0, subnets: 2} {
+		c := example()
+		c.Settings[PodSubnetsMap] = text
+		objects, err := c.Render()
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := 0
+		for _, o := range objects {
+			if o.GetName() == "semaphore-wireguard-map" {
+				found++
+				content, _ := o.MarshalJSON()
+				if o.GetKind() == "ClusterRole" && !strings.Contains(string(content), `"resourceNames":["`+subnets+`"]`) {
+					t.Errorf("%s", content)
+				}
+			}
+		}
+		if found != want {
+			t.Errorf("%d objects for the map %q", found, text)
+		}
+	}
+}
+
 // TestPullSecret checks that all pods, and nothing else, have the registry's credentials.
 func TestPullSecret(t *testing.T) {
 	c := example()
