@@ -23,6 +23,7 @@ import (
 
 	"golang.org/x/net/http/httpproxy"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 )
 
@@ -30,6 +31,8 @@ import (
 type Request struct {
 	// Secret is shared by the pods that meet, serve and try.
 	Secret Secret `json:"secret,omitempty"`
+	// Map has the virtual subnets by which pods of other clusters know this one.
+	Map config.SubnetMap `json:"map,omitempty"`
 	// Servers are API servers to connect to, with their CA certificates.
 	Servers []Server `json:"servers,omitempty"`
 	// Proxy and NoProxy are HTTPS_PROXY and NO_PROXY for these.

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 )
 
 // Meet runs a Meeting for r.MeetFor.
@@ -33,7 +36,7 @@ func Meet(ctx context.Context, r Request) error {
 	return err
 }
 
-// addresses returns the pod's own global addresses.
+// addresses returns the pod's own global addresses, as pods of other clusters know them.
 func addresses(r Request) ([]string, error) {
 	if len(r.MeetFrom) > 0 {
 		return r.MeetFrom, nil
@@ -45,8 +48,17 @@ func addresses(r Request) ([]string, error) {
 	var own []string
 	for _, address := range all {
 		if ip, ok := address.(*net.IPNet); ok && ip.IP.IsGlobalUnicast() {
-			own = append(own, ip.IP.String())
+			own = append(own, virtual(r.Map, ip.IP.String()))
 		}
 	}
 	return own, nil
+}
+
+// virtual returns the address by which pods of other clusters know one, in canonical form.
+func virtual(m config.SubnetMap, address string) string {
+	ip, err := netip.ParseAddr(plain(address))
+	if err != nil {
+		return address
+	}
+	return m.Virtual(ip).String()
 }

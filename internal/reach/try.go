@@ -18,6 +18,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 )
 
 // Try is the result of trying one pod of another cluster.
@@ -237,9 +239,9 @@ func (s Secret) get(ctx context.Context, method, address, path string, body io.R
 }
 
 // answer responds to a request of get.
-func (s Secret) answer(w http.ResponseWriter, r *http.Request, what any) {
+func (s Secret) answer(w http.ResponseWriter, r *http.Request, m config.SubnetMap, what any) {
 	text := fmt.Sprintln(what)
-	s.prove(w.Header(), r.URL.Path, r.Header.Get(nonceHeader), local(r), text)
+	s.prove(w.Header(), r.URL.Path, r.Header.Get(nonceHeader), virtual(m, local(r)), text)
 	_, _ = io.WriteString(w, text) // fails if the client is gone
 }
 
@@ -340,14 +342,14 @@ func Serve(ctx context.Context, r Request) error {
 		return errors.Join(err, listener.Close())
 	}
 	mux := http.NewServeMux()
-	secret := r.Secret
+	secret, subnets := r.Secret, r.Map
 	mux.HandleFunc("GET /seen", func(w http.ResponseWriter, r *http.Request) {
 		from, _ := netip.ParseAddrPort(r.RemoteAddr)
-		secret.answer(w, r, from.Addr().Unmap().WithZone(""))
+		secret.answer(w, r, subnets, from.Addr().Unmap().WithZone(""))
 	})
 	mux.HandleFunc("POST /stream", func(w http.ResponseWriter, r *http.Request) {
 		n, _ := io.Copy(io.Discard, r.Body) // also an incomplete stream has a rate
-		secret.answer(w, r, n)
+		secret.answer(w, r, subnets, n)
 	})
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: time.Minute}
 	var group sync.WaitGroup

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
@@ -159,14 +160,16 @@ func (g *Guard) remove(ctx context.Context, c *cli.Cluster) error {
 // guard guards the pods of all clusters at the same time, and tests them again.
 func guard(ctx context.Context, clusters []*cli.Cluster, servers []server, plan *Plan, id string, reached []Leg) ([]Guarded, error) {
 	images, of := map[string]string{}, map[string][]server{}
+	settings := map[string]inspect.Settings{}
 	for i := range servers {
+		settings[servers[i].Cluster] = servers[i].settings
 		of[servers[i].Cluster] = append(of[servers[i].Cluster], servers[i])
 		images[servers[i].Cluster] = servers[i].image
 	}
 	found, errs := make([][]Guarded, len(clusters)), make([]error, len(clusters))
 	var group sync.WaitGroup
 	for i, to := range clusters {
-		g := guarding{Guard: plan.Guards[to.Name], id: id, to: to, servers: of[to.Name], images: images, secret: plan.secret}
+		g := guarding{Guard: plan.Guards[to.Name], id: id, to: to, servers: of[to.Name], images: images, settings: settings, secret: plan.secret}
 		if g.Guard == nil {
 			continue
 		}
@@ -189,9 +192,10 @@ type guarding struct {
 	from []*cli.Cluster
 	// servers are the guarded pods.
 	servers []server
-	// images are the images of pods, by cluster.
-	images map[string]string
-	secret reach.Secret
+	// images are the images of pods, and settings those of our programs, by cluster.
+	images   map[string]string
+	settings map[string]inspect.Settings
+	secret   reach.Secret
 }
 
 // try guards the pods that were reached before, and tests them from labelled and unlabelled
@@ -277,7 +281,7 @@ func guarded(from, to string, reached []Leg) Guarded {
 // ask tests the guarded pods from an unlabelled pod until the policy denies it, and then
 // from a labelled one: before the policy is enforced, a response to it proves nothing.
 func (g *guarding) ask(ctx context.Context, c *cli.Cluster, found *Guarded) {
-	request := reach.Request{Secret: g.secret, Patience: deniedAfter}
+	request := reach.Request{Secret: g.secret, Map: g.settings[c.Name].SubnetMap(), Patience: deniedAfter}
 	for _, l := range found.Legs {
 		request.Try = append(request.Try, l.Address)
 	}
@@ -332,7 +336,7 @@ func (g *guarding) labelled(ctx context.Context, c *cli.Cluster, pod *corev1.Pod
 		return nil, err
 	}
 	var wanted []string
-	for _, address := range Addresses(pod) {
+	for _, address := range Virtual(Addresses(pod), g.settings[c.Name]) {
 		if slices.ContainsFunc(request.Try, func(to string) bool { return has([]string{address}, to) }) {
 			wanted = append(wanted, address)
 		}

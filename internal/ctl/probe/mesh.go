@@ -139,8 +139,9 @@ type server struct {
 	NodeRef
 	cluster   int
 	image     string
-	pod       string // its name
-	addresses []string
+	pod       string   // its name
+	addresses []string // by which other clusters know it
+	settings  inspect.Settings
 	err       error
 }
 
@@ -213,6 +214,7 @@ func serve(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, p
 		s := &servers[i]
 		group.Go(func() {
 			if s.image, s.err = plan.image(all[s.cluster]); s.err == nil {
+				s.settings = all[s.cluster].Installed.Settings
 				s.addresses, s.err = s.start(ctx, clusters[s.cluster], id, plan.secret)
 			}
 		})
@@ -222,7 +224,7 @@ func serve(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, p
 }
 
 func (s *server) start(ctx context.Context, c *cli.Cluster, id string, secret reach.Secret) ([]string, error) {
-	pod := OnNode(s.image, s.Node, reach.Request{Secret: secret, ServeFor: int(serveFor.Seconds())})
+	pod := OnNode(s.image, s.Node, reach.Request{Secret: secret, Map: s.settings.SubnetMap(), ServeFor: int(serveFor.Seconds())})
 	pod.Labels[run] = id
 	pod, err := c.Client.CoreV1().Pods(Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {
@@ -232,7 +234,7 @@ func (s *server) start(ctx context.Context, c *cli.Cluster, id string, secret re
 	if pod, err = Wait(ctx, c, pod, Running); err != nil {
 		return nil, err
 	}
-	return Addresses(pod), nil
+	return Virtual(Addresses(pod), s.settings), nil
 }
 
 // Addresses returns the addresses of a pod, at most one of each family. It drops special
@@ -243,6 +245,17 @@ func Addresses(pod *corev1.Pod) []string {
 		address, err := endpoint.ParseAddr(ip.IP)
 		if err == nil && !has(all, address.String()) {
 			all = append(all, address.String())
+		}
+	}
+	return all
+}
+
+// Virtual returns the addresses by which other clusters know those of a pod.
+func Virtual(addresses []string, settings inspect.Settings) []string {
+	m, all := settings.SubnetMap(), slices.Clone(addresses)
+	for i, address := range all {
+		if ip, err := netip.ParseAddr(address); err == nil {
+			all[i] = m.Virtual(ip).String()
 		}
 	}
 	return all
@@ -281,7 +294,7 @@ type asker struct {
 // newAsker returns an asker on the node of a server. It tests each address of each pod of
 // the remote, if the server has an address of the same family.
 func newAsker(from *server, remote string, servers []server, plan *Plan, settings inspect.Settings) *asker {
-	a := &asker{from: from, remote: remote, request: reach.Request{Secret: plan.secret}}
+	a := &asker{from: from, remote: remote, request: reach.Request{Secret: plan.secret, Map: settings.SubnetMap()}}
 	var without []Leg
 	for i := range servers {
 		to := &servers[i]
