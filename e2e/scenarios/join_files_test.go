@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/join"
@@ -41,12 +43,13 @@ func TestFilesOfJoin(t *testing.T) {
 			t.Fatalf("%q ended with code %d, %v:\n%s", args, code, err, out)
 		}
 	}
-	const image = "registry.example/kube-semaphore:v1.2.3"
-	t.Run("as kustomize makes them", func(t *testing.T) { rendersAsKustomize(t, clusters[0], false) })
-	t.Run("as kustomize makes them, with semaphore-relay", func(t *testing.T) { rendersAsKustomize(t, clusters[0], true) })
+	const image, virtual = "registry.example/kube-semaphore:v1.2.3", "10.2.0.0/16=100.77.0.0/16"
+	t.Run("as kustomize makes them", func(t *testing.T) { rendersAsKustomize(t, clusters[0], false, false) })
+	t.Run("as kustomize makes them, with semaphore-relay", func(t *testing.T) { rendersAsKustomize(t, clusters[0], true, false) })
+	t.Run("as kustomize makes them, with virtual subnets", func(t *testing.T) { rendersAsKustomize(t, clusters[0], false, true) })
 	before := everything(t, clusters)
 	folder := filepath.Join(t.TempDir(), "files")
-	run("join", "--output", "yaml", "--directory", folder, "--image", image, "aws", "gcp")
+	run("join", "--output", "yaml", "--directory", folder, "--image", image, "--virtual-subnets", "aws="+virtual, "aws", "gcp")
 	if diff := cmp.Diff(before, everything(t, clusters)); diff != "" {
 		t.Errorf("writing files has changed (-before +after):\n%s", diff)
 	}
@@ -68,7 +71,8 @@ func TestFilesOfJoin(t *testing.T) {
 	// No pods run here, so join can't wait for the rollout.
 	stopped := errors.New("programs are installed")
 	err := join.Join(within(t, 2*time.Minute), cli.NewSession(nil, io.Discard, t.Output(), os.LookupEnv), joined, join.Options{
-		Wishes: join.Wishes{Image: image}, NoProbe: true, Yes: true, AfterStep: func(step string) error {
+		Wishes:  join.Wishes{Image: image, Virtual: map[string][]config.Mapping{"aws": {{Real: clusters[0].PodSubnets[0], Virtual: netip.MustParsePrefix("100.77.0.0/16")}}}},
+		NoProbe: true, Yes: true, AfterStep: func(step string) error {
 			if step == "programs" {
 				return stopped
 			}
@@ -85,6 +89,7 @@ func TestFilesOfJoin(t *testing.T) {
 	for _, want := range []string{
 		"aws daemonsets.apps sys-semaphore/semaphore-wireguard", "aws deployments.apps sys-semaphore/semaphore-policy",
 		"gcp deployments.apps sys-semaphore/semaphore-service-mirror", "aws ippools.projectcalico.org /remote-gcp",
+		"aws clusterroles.rbac.authorization.k8s.io /semaphore-wireguard-map",
 		"gcp secrets sys-semaphore/semaphore-service-mirror-remotes", "aws secrets sys-semaphore/semaphore-wireguard-remotes",
 	} {
 		if applied[want] == nil {
@@ -95,11 +100,11 @@ func TestFilesOfJoin(t *testing.T) {
 
 // rendersAsKustomize compares the objects that semaphorectl renders from the bases of deploy/
 // with those that kubectl renders from the example, which uses the same bases, or from one with
-// semaphore-relay.
-func rendersAsKustomize(t *testing.T, cluster *testbed.Cluster, relay bool) {
+// semaphore-relay or with virtual subnets.
+func rendersAsKustomize(t *testing.T, cluster *testbed.Cluster, relay, virtual bool) {
 	t.Helper()
 	folder := deployFolder(t)
-	if relay {
+	if relay || virtual {
 		folder = t.TempDir()
 		must(t, os.CopyFS(folder, os.DirFS(deployFolder(t))))
 		file := filepath.Join(folder, "example", "aws", "kustomization.yaml")
@@ -110,6 +115,10 @@ func rendersAsKustomize(t *testing.T, cluster *testbed.Cluster, relay bool) {
 			t.Fatalf("the example doesn't begin its resources with the agents:\n%s", content)
 		}
 		with := strings.Replace(string(content), agents, "components:\n  - ../../wireguard/relay\n"+agents+"  - ../../relay\n", 1)
+		if virtual {
+			with = strings.Replace(string(content), agents, "components:\n  - ../../wireguard/map\n"+agents, 1)
+			with = strings.Replace(with, "    literals:\n", "    literals:\n      - SEMAPHORE_POD_SUBNETS_MAP=10.2.0.0/16=100.77.0.0/16,fd00:10:2::/48=fd00:77::/48\n", 1)
+		}
 		must(t, os.WriteFile(file, []byte(with), 0o644))
 	}
 	out, err := cluster.Kubectl(within(t, time.Minute), "kustomize", filepath.Join(folder, "example", "aws"))

@@ -81,6 +81,14 @@ func applyOne(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return false, err
 	}
+	if before != nil && o.GetKind() == "IPPool" && cidr(before) != cidr(o) {
+		// Calico's API server refuses to change it. No address is assigned from a disabled pool.
+		uid := before.GetUID()
+		if err := objects.Delete(ctx, o.GetName(), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}); err != nil && !apierrors.IsNotFound(err) {
+			return false, err
+		}
+		before = nil
+	}
 	options := metav1.ApplyOptions{FieldManager: manifests.Manager, Force: true}
 	if before != nil {
 		// An apply without a change may still write the object: the order of managedFields
@@ -94,6 +102,11 @@ func applyOne(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured)
 	}
 	_, err = objects.Apply(ctx, o.GetName(), o, options)
 	return err == nil, err
+}
+
+func cidr(pool *unstructured.Unstructured) string {
+	text, _, _ := unstructured.NestedString(pool.Object, "spec", "cidr")
+	return text
 }
 
 // same reports whether two states of an object differ at most in managedFields of others.

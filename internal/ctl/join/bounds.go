@@ -16,6 +16,8 @@ type bound struct {
 	key, flag, what string
 	prefixes        []netip.Prefix
 	given           bool // by the administrator; otherwise reported by the remote
+	proposed        bool // by this program, in part
+	moved           bool // it replaces an existing one, as the remote's virtual subnets have changed
 	limit           limit
 }
 
@@ -25,12 +27,19 @@ type limit struct{ prefixes, bits4, bits6 int }
 
 // bounds returns the bounds of a remote. Ranges that the remote reports are accepted only
 // the first time, and only up to what clusters need: kops has pods in a /11, kubeadm in a
-// /48; ranges of nodes are derived from their addresses, see inspect.Facts.
-func (s *side) bounds() []bound {
-	return []bound{
-		{inspect.PodSubnets, "--pod-subnets", "pods", s.pods, s.podsGiven, limit{16, 11, 48}},
-		{inspect.NodeSubnets, "--node-subnets", "nodes", s.machines, s.machinesGiven, limit{8, 14, 62}},
+// /48; ranges of nodes are derived from their addresses, see inspect.Facts. have are the
+// settings so far.
+func (s *side) bounds(have inspect.Settings) []bound {
+	pods := bound{inspect.PodSubnets, "--pod-subnets", "pods", s.pods, s.podsGiven, false, false, limit{16, 11, 48}}
+	if s.mapped != nil {
+		pods.prefixes, pods.proposed = s.mapped.known(s.pods), len(s.mapped.proposed) > 0
+		accepted := have.Prefixes(s.name, inspect.PodSubnets)
+		pods.given = pods.given || s.mapped.given(s.pods) && !slices.ContainsFunc(accepted, func(p netip.Prefix) bool { return touches(inspect.Compact(pods.prefixes), p) })
+		if moved := s.mapped.moved(accepted, s.pods); !s.podsGiven && len(accepted) > 0 && !slices.Equal(moved, accepted) {
+			pods.prefixes, pods.moved, pods.given = moved, true, s.mapped.chosen
+		}
 	}
+	return []bound{pods, {inspect.NodeSubnets, "--node-subnets", "nodes", s.machines, s.machinesGiven, false, false, limit{8, 14, 62}}}
 }
 
 // private are the ranges that a remote may report (RFC 1918, RFC 6598, RFC 4193).
@@ -77,7 +86,10 @@ func (a agreement) lines() []string {
 	lines := []string{fmt.Sprintf("%s will accept only these addresses of %s:", a.cluster, a.remote)}
 	for _, b := range a.bounds {
 		by := "as it reports"
-		if b.given {
+		switch {
+		case b.proposed:
+			by = "with the proposed ones"
+		case b.given:
 			by = "as you specified"
 		}
 		lines = append(lines, fmt.Sprintf("  %s in %s (%s)", b.what, join(b.prefixes), by))
@@ -99,7 +111,7 @@ func agree(f *inspect.Facts, remotes []side) ([]agreement, []fault) {
 	for i := range remotes {
 		r := &remotes[i]
 		a := agreement{cluster: f.Name, remote: string(r.name)}
-		for _, b := range r.bounds() {
+		for _, b := range r.bounds(f.Installed.Settings) {
 			have := f.Installed.Settings[r.name.Variables()+b.key]
 			flag := fmt.Sprintf("%s %s=...", b.flag, r.name)
 			switch {
@@ -107,7 +119,7 @@ func agree(f *inspect.Facts, remotes []side) ([]agreement, []fault) {
 			case b.given && have == join(b.prefixes):
 			case b.given:
 				a.bounds = append(a.bounds, b)
-			case have == "":
+			case have == "" || b.moved:
 				if why := b.refused(); why != "" {
 					faults = append(faults, fault{cluster: string(r.name), what: "it reports " + b.what + " in " + shortened(b.prefixes) + ": " + why,
 						remedy: "specify the ranges: " + flag})

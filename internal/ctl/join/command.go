@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
@@ -25,6 +26,7 @@ import (
 type flags struct {
 	Options
 	servers, pods, machines       map[string]string
+	virtual                       map[string]string
 	output, directory, pullSecret string
 }
 
@@ -54,6 +56,11 @@ any of the clusters API servers need it. --relay=auto decides by that number, an
 moves back. Without the flag agents stay as they are. They move one after the other, under
 traffic.
 
+Pods of different clusters may have the same addresses. Where pod subnets overlap, join
+proposes virtual subnets, by which other clusters know these pods, and asks before it uses them;
+without a terminal choose them with --virtual-subnets. All remotes of a cluster whose virtual
+subnets change must be among the arguments.
+
 With --output yaml it changes nothing, and writes the manifests to files for a Git
 repository and kubectl apply -k. These contain no Secrets: hand tokens over with
 semaphorectl tokens.`,
@@ -62,6 +69,7 @@ semaphorectl tokens.`,
   semaphorectl join --check aws gcp
   semaphorectl join --relay=on aws gcp
   semaphorectl join --pod-subnets aws=10.2.0.0/16 --api-server aws=https://api.aws.example:6443 aws gcp
+  semaphorectl join --virtual-subnets aws=100.77.0.0/16,gcp=100.78.0.0/16 aws gcp
   semaphorectl join --output yaml --directory clusters aws gcp`,
 		Args:              cobra.MinimumNArgs(2),
 		ValidArgsFunction: s.CompleteClusters,
@@ -97,6 +105,7 @@ semaphorectl tokens.`,
 	fs.StringToStringVar(&f.servers, "api-server", nil, "URL at which other clusters' nodes reach an API server, as in aws=https://api.aws.example:6443")
 	fs.StringToStringVar(&f.pods, "pod-subnets", nil, `pod subnets of a cluster, as in "aws=10.2.0.0/16 fd00:10:2::/48"`)
 	fs.StringToStringVar(&f.machines, "node-subnets", nil, `subnets of a cluster's nodes, as in "aws=10.66.1.0/24 fd00:66::1:0/112"`)
+	fs.StringToStringVar(&f.virtual, "virtual-subnets", nil, `subnets by which other clusters know the pods of one, as in "aws=100.77.0.0/16 fd00:c9::/48" or, of one with several, "aws=10.2.0.0/16=100.77.0.0/16"; aws= for none`)
 	fs.BoolVar(&f.MultiCluster, "mcs", true, "set up the Multi-Cluster Services API; without this flag a later join keeps what was given before")
 	fs.StringVar(&f.Relay, "relay", "", "where agents read nodes: on (from semaphore-relay), off (from API servers), auto (on where a cluster has 100 nodes or more); without this flag a later join keeps what was given before")
 	fs.BoolVar(&f.Adopt, "adopt", false, "adopt a manual installation")
@@ -156,6 +165,17 @@ func (f *flags) parse(names []string) error {
 		return parsed
 	}
 	f.Pods, f.Machines = subnets("pod-subnets", f.pods), subnets("node-subnets", f.machines)
+	f.Virtual = map[string][]config.Mapping{}
+	for _, name := range slices.Sorted(maps.Keys(f.virtual)) {
+		virtual, err := parseVirtual(f.virtual[name])
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--virtual-subnets %s: %w", name, err))
+		}
+		if !slices.Contains(names, name) {
+			errs = append(errs, fmt.Errorf("--virtual-subnets %s=...: cluster %s isn't among the arguments", name, name))
+		}
+		f.Virtual[name] = virtual
+	}
 	for _, name := range slices.Sorted(maps.Keys(f.servers)) {
 		if _, err := inspect.ParseServer(f.servers[name]); err != nil {
 			errs = append(errs, fmt.Errorf("--api-server %s=...: %w", name, err))

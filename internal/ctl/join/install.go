@@ -170,14 +170,15 @@ func (a *all) meet(ctx context.Context) error {
 	for i, c := range a.clusters {
 		var addresses []string
 		for j, other := range pods {
-			taken := probe.Taken(probe.Addresses(other), a.settings[i], a.clusters[j].Name)
+			known := probe.Virtual(probe.Addresses(other), a.settings[j])
+			taken := probe.Taken(known, a.settings[i], a.clusters[j].Name)
 			if len(taken) == 0 {
 				return fmt.Errorf("%s: a pod of %s has the address %s, which is outside the accepted pod subnets; accept more with --pod-subnets %s=<prefixes>", c.Name, a.clusters[j].Name,
-					strings.Join(probe.Addresses(other), " and "), a.clusters[j].Name)
+					strings.Join(known, " and "), a.clusters[j].Name)
 			}
 			addresses = append(addresses, taken...)
 		}
-		pod, err := a.meetingPod(ctx, c, reach.Request{Secret: secret, Meet: addresses, Await: len(a.clusters) - 1 - i})
+		pod, err := a.meetingPod(ctx, c, reach.Request{Secret: secret, Map: a.settings[i].SubnetMap(), Meet: addresses, Await: len(a.clusters) - 1 - i})
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.Name, err)
 		}

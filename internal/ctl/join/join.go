@@ -100,11 +100,17 @@ func Join(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Option
 
 // confirm asks the administrator to accept the ranges that clusters report.
 func (a *all) confirm(ctx context.Context) error {
-	if a.Yes || !slices.ContainsFunc(a.agreed, agreement.asked) {
+	proposed := len(a.options()) > 0
+	switch {
+	case proposed && a.Yes:
+		return a.errUnchosen() // Which addresses a mesh uses is no fact that a cluster reports.
+	case !proposed && (a.Yes || !slices.ContainsFunc(a.agreed, agreement.asked)):
 		return nil
 	}
 	agreed, err := a.Confirm(ctx, "Are these ranges correct?")
 	switch {
+	case errors.Is(err, cli.ErrNoTerminal) && proposed:
+		return a.errUnchosen()
 	case errors.Is(err, cli.ErrNoTerminal):
 		return cli.Usage(errors.New("the ranges above are as the clusters report them, and nothing was changed: confirm them with --yes, or specify them with --pod-subnets and --node-subnets"))
 	case err != nil:
@@ -132,7 +138,7 @@ func (a *all) preflight(ctx context.Context) error {
 	if faults := duplicates(a.clusters, a.facts); len(faults) > 0 {
 		return a.report(faults) // All others would be consequences.
 	}
-	var faults []fault
+	faults := a.virtualize(a.facts)
 	readable := true
 	for _, f := range a.facts {
 		readable = readable && f.Version != "" && !slices.ContainsFunc(f.Unread, inspect.IsInvalid)
@@ -209,6 +215,9 @@ func (a *all) preflight(ctx context.Context) error {
 		return err
 	}
 	// After everything whose length clusters influence.
+	for _, line := range a.virtualLines() {
+		a.Say("%s", line)
+	}
 	for _, one := range a.agreed {
 		for _, line := range one.lines() {
 			a.Say("%s", line)
@@ -259,7 +268,11 @@ func (a *all) summary(i int) {
 	}
 	side := a.side(f)
 	add(len(f.Nodes) > 0, cli.Count(len(f.Nodes), "node"), "its nodes")
-	add(len(side.pods) > 0, "pods in "+shortened(side.pods), "the ranges of its pods")
+	pods := "pods in " + shortened(side.pods)
+	if len(side.mapped.now) > 0 {
+		pods += ", for other clusters in " + shortened(side.mapped.known(side.pods))
+	}
+	add(len(side.pods) > 0, pods, "the ranges of its pods")
 	add(len(f.Services) > 0, "services in "+shortened(f.Services), "those of its services")
 	add(len(side.machines) > 0, "nodes in "+shortened(side.machines), "those of its nodes")
 	if f.Plugin != "" {
@@ -337,6 +350,7 @@ func (a *all) want() {
 	for i, f := range a.facts {
 		a.settings[i] = settings(f, a.sides(f), a.taken[i])
 		a.Wishes.choose(a.settings[i])
+		a.setMap(f, a.settings[i])
 		wishes := a.Wishes
 		if wishes.Tools == nil {
 			wishes.Tools = []string{manifests.WireGuard, manifests.Mirror}

@@ -168,7 +168,9 @@ func plan(f *inspect.Facts, from []cluster.Name) leaving {
 		p.settings = without(p.settings, remote)
 	}
 	p.settings.Depart(from)
-	p.entirely = len(p.settings.Remotes()) == 0
+	if p.entirely = len(p.settings.Remotes()) == 0; p.entirely {
+		delete(p.settings, inspect.PodSubnetsMap)
+	}
 	return p
 }
 
@@ -323,6 +325,9 @@ func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 				left = "only the private keys remain, in /var/lib/semaphore-wireguard on its nodes"
 			}
 			a.Done("%s: deleted %s; %s", c.Name, cli.Count(removed, "object"), left)
+			if m := f.Installed.Settings.SubnetMap(); len(m) > 0 {
+				a.Done("%s: no cluster knows its pods by virtual subnets any more (%s)", c.Name, m)
+			}
 			return a.deleteCRDs(ctx, c, f)
 		}},
 	)

@@ -20,6 +20,7 @@ type kind int
 const (
 	ofPods kind = iota
 	ofServices
+	ofRealPods // which other clusters know by virtual subnets
 	ofNode     // its address
 	ofSettings // node subnets and API server of a cluster that isn't among the arguments
 )
@@ -32,21 +33,27 @@ type span struct {
 	what    string
 	prefix  netip.Prefix
 	by      string // the cluster in whose settings it is
+	virtual bool   // other clusters know pods by it
 	order   int    // of output
 }
 
 // disjoint reports whether two ranges must not overlap. ClusterIPs never leave their
 // cluster. Nodes of several clusters may share a network, so node subnets in settings are
 // compared with pods and services only; and not with those of the cluster that has them in
-// its settings, where they were checked when the remote was joined.
+// its settings, where they were checked when the remote was joined. Only its own nodes and
+// remotes meet real addresses of a cluster with virtual subnets.
 func disjoint(a, b *span) bool {
 	switch {
 	case a.kind == ofServices && b.kind == ofServices:
 		return false
+	case a.kind == ofRealPods && (b.kind == ofServices || b.kind == ofRealPods || b.by != "" && b.by != a.cluster):
+		return false
+	case b.kind == ofRealPods && (a.kind == ofServices || a.by != "" && a.by != b.cluster):
+		return false
 	case a.kind == ofSettings:
-		return b.kind < ofNode && a.by != b.cluster
+		return b.kind < ofRealPods && a.by != b.cluster
 	case b.kind == ofSettings:
-		return a.kind < ofNode && b.by != a.cluster
+		return a.kind < ofRealPods && b.by != a.cluster
 	}
 	return a.number != b.number
 }
@@ -60,6 +67,15 @@ func remedy(a, b *span) string {
 	}
 	if a.kind == ofNode && b.kind == ofNode {
 		return "nodes must reach each other without address translation"
+	}
+	for _, pair := range [][2]*span{{a, b}, {b, a}} {
+		pods, other := pair[0], pair[1]
+		switch {
+		case pods.virtual:
+			return fmt.Sprintf("choose another one: --virtual-subnets %s=...", pods.cluster)
+		case resolvable(pods, other):
+			return fmt.Sprintf("choose virtual subnets, see docs/overlapping-subnets.md: --virtual-subnets %s=...; if the detected ones are wrong, use --pod-subnets", pods.cluster)
+		}
 	}
 	return "move one of the clusters to other addresses; if the detected ones are wrong, use --pod-subnets"
 }
@@ -77,7 +93,14 @@ func spans(all []*inspect.Facts, w *Wishes) []span {
 	asked := map[string]bool{}
 	for i, f := range all {
 		asked[f.Name] = true
-		add(span{cluster: f.Name, number: i, kind: ofPods, what: "pods"}, w.side(f).pods)
+		side := w.side(f)
+		var inner []netip.Prefix
+		for _, m := range side.mapped.now {
+			inner = append(inner, m.Real)
+		}
+		add(span{cluster: f.Name, number: i, kind: ofPods, what: "pods"}, slices.DeleteFunc(slices.Clone(side.pods), func(p netip.Prefix) bool { return inspect.Cover(inner, []netip.Prefix{p}) }))
+		add(span{cluster: f.Name, number: i, kind: ofPods, what: "virtual subnets", virtual: true}, side.mapped.now.Virtuals())
+		add(span{cluster: f.Name, number: i, kind: ofRealPods, what: "pods"}, inner)
 		add(span{cluster: f.Name, number: i, kind: ofServices, what: "services"}, f.Services)
 		// Single addresses: the node subnets are only an estimate.
 		seen := map[netip.Addr]bool{}
@@ -138,6 +161,24 @@ func overlaps(all []*inspect.Facts, w *Wishes) []fault {
 		faults[pair] = append(faults[pair], fault{cluster: a.cluster + ", " + b.cluster,
 			what: fmt.Sprintf("%s %s of %s overlap %s %s of %s", a.what, a.prefix, a.cluster, b.what, b.prefix, b.cluster), remedy: remedy(a, b)})
 	}
+	eachOverlap(spans, n, meet)
+	var list []fault
+	for pair, some := range faults {
+		list = append(list, some...)
+		if more := found[pair] - maxOverlaps; more > 0 {
+			of, by := all[pair/(2*n)].Name, all[pair%n].Name
+			what := fmt.Sprintf("and %d more of their ranges overlap", more)
+			if pair%(2*n) >= n {
+				what = fmt.Sprintf("and %d more ranges in the settings of %s overlap", more, by)
+			}
+			list = append(list, fault{cluster: of + ", " + by, what: what, remedy: "see above"})
+		}
+	}
+	return list
+}
+
+// eachOverlap sorts ranges, and calls meet for all that overlap, of n clusters.
+func eachOverlap(spans []span, n int, meet func(a, b *span)) {
 	slices.SortFunc(spans, func(a, b span) int {
 		return cmp.Or(a.prefix.Addr().Compare(b.prefix.Addr()), a.prefix.Bits()-b.prefix.Bits(), a.order-b.order)
 	})
@@ -164,17 +205,4 @@ func overlaps(all []*inspect.Facts, w *Wishes) []fault {
 		}
 		outer = append(outer, s)
 	}
-	var list []fault
-	for pair, some := range faults {
-		list = append(list, some...)
-		if more := found[pair] - maxOverlaps; more > 0 {
-			of, by := all[pair/(2*n)].Name, all[pair%n].Name
-			what := fmt.Sprintf("and %d more of their ranges overlap", more)
-			if pair%(2*n) >= n {
-				what = fmt.Sprintf("and %d more ranges in the settings of %s overlap", more, by)
-			}
-			list = append(list, fault{cluster: of + ", " + by, what: what, remedy: "see above"})
-		}
-	}
-	return list
 }

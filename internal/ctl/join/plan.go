@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
@@ -42,6 +43,10 @@ type Wishes struct {
 	Servers  map[string]string
 	Pods     map[string][]netip.Prefix
 	Machines map[string][]netip.Prefix
+	// Virtual are virtual subnets, some without the real one; an empty list: none.
+	Virtual map[string][]config.Mapping
+
+	mapped map[string]*mapped // see virtualize
 }
 
 // side is a cluster in the settings of the others.
@@ -54,10 +59,12 @@ type side struct {
 	pods, machines []netip.Prefix
 	// podsGiven and machinesGiven are whether these come from the administrator.
 	podsGiven, machinesGiven bool
+	// mapped has those by which others know its pods.
+	mapped *mapped
 }
 
 func (w *Wishes) side(f *inspect.Facts) side {
-	s := side{name: cluster.Name(f.Name), server: w.Servers[f.Name], pods: f.Pods, machines: f.Machines}
+	s := side{name: cluster.Name(f.Name), server: w.Servers[f.Name], pods: f.Pods, machines: f.Machines, mapped: w.mappedOf(f)}
 	if s.chosen = s.server != ""; !s.chosen && len(f.Servers) > 0 {
 		s.server = f.Servers[0]
 	}
@@ -104,8 +111,8 @@ func settings(f *inspect.Facts, remotes []side, taken map[int]bool) inspect.Sett
 				want[prefix+"_CA_FILE"] = "/etc/semaphore/remotes/" + string(r.name) + ".ca.crt"
 			}
 		}
-		for _, b := range r.bounds() {
-			if b.given || want[prefix+b.key] == "" {
+		for _, b := range r.bounds(f.Installed.Settings) {
+			if b.given || b.moved || want[prefix+b.key] == "" {
 				want[prefix+b.key] = join(b.prefixes)
 			}
 		}
