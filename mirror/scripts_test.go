@@ -257,11 +257,10 @@ func (s *story) node(cluster, name string, set map[string]string) {
 	if _, gone := set["gone"]; gone {
 		now = nil
 	}
-	node, others := s.maps[cluster].Update(name, now)
-	if node {
+	if s.maps[cluster].Update(name, now) {
 		s.remap(cluster, name)
 	}
-	if others {
+	if s.maps[cluster].Agree() {
 		s.remap(cluster, "")
 	}
 	s.takeRemapped()

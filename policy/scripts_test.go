@@ -119,11 +119,10 @@ func (s *sets) node(name string, set map[string]string) {
 		now = nil
 	}
 	var changed []string
-	node, others := s.located.maps.Update(name, now)
-	if node {
+	if s.located.maps.Update(name, now) {
 		changed = append(changed, name)
 	}
-	if others {
+	if s.located.maps.Agree() {
 		changed = append(changed, "")
 	}
 	for _, node := range changed {

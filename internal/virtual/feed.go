@@ -40,6 +40,7 @@ type Feed struct {
 
 	access *kube.NodeMetadata
 	asked  int64 // number of refusals when nodes were requested again; 0: they weren't
+	damper damper
 	log    errlog.Log
 	shown  string // last logged map
 	at     time.Time
@@ -47,7 +48,7 @@ type Feed struct {
 
 // NewFeed returns a feed that has read nothing until Run has.
 func NewFeed(cfg Config) *Feed {
-	f := &Feed{access: kube.NewNodeMetadata(cfg.Client, cfg.Notify)}
+	f := &Feed{access: kube.NewNodeMetadata(cfg.Client, cfg.Notify), damper: newDamper(cfg.Notify)}
 	f.log = errlog.Log{
 		Logger: cfg.Logger.With("cluster", cfg.Cluster), Level: slog.LevelWarn, Quiet: quiet,
 		Failing: "map of pod subnets of a remote not used for all of its addresses", Over: "map of pod subnets of a remote in order again",
@@ -72,18 +73,23 @@ func NewFeed(cfg Config) *Feed {
 // and for "" if those on no known node may be.
 func (f *Feed) Read(ctx context.Context, changed func(node string)) {
 	changes, _ := f.Changes()
-	if len(changes) == 0 {
+	now := time.Now()
+	if len(changes) == 0 && !f.damper.due(now) {
 		return
 	}
-	rest := false
-	for i := range changes {
-		node, others := f.Update(changes[i].Key, changes[i].After)
-		if node {
-			changed(changes[i].Key)
+	update := func(name string, n *Node) (really bool) {
+		known := f.Knows(name)
+		if !f.Update(name, n) {
+			return false
 		}
-		rest = rest || others
+		changed(name)
+		return known // the first map of a node follows its creation
 	}
-	if rest {
+	for i := range changes {
+		f.damper.node(now, changes[i].Key, changes[i].After, update)
+	}
+	f.damper.release(now, update)
+	if f.Undecided() && (f.New() || f.damper.agreement(now)) && f.Agree() {
 		changed("")
 	}
 	f.report(ctx)

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -65,7 +67,14 @@ func (b *bed) put(t *testing.T, name, text string) {
 }
 
 func (b *bed) forbid(resources ...string) {
-	b.api.Hook(func(h *kubetest.Hooks) { h.Forbidden = resources })
+	b.api.Hook(func(h *kubetest.Hooks) {
+		h.Read = func(resource string) *metav1.Status {
+			if !slices.Contains(resources, resource) {
+				return nil
+			}
+			return kubetest.Failure(http.StatusForbidden, metav1.StatusReasonForbidden)
+		}
+	})
 }
 
 // read returns the nodes that have changed.
@@ -101,8 +110,10 @@ func TestFeedFollows(t *testing.T) {
 		if changed := b.read(t); strings.Join(changed, " ") != "m" {
 			t.Errorf("changed %q by a node with the same map", changed)
 		}
+		time.Sleep(time.Minute)
 		b.put(t, "n", "")
 		b.want(t, "10.0.0.1")
+		time.Sleep(time.Minute)
 		b.api.Remove("nodes", "", "n")
 		synctest.Wait()
 		b.want(t, "10.5.0.1")
@@ -177,6 +188,81 @@ func TestNodesThatAreNotAnsweredAreNotKnown(t *testing.T) {
 	bubble(t, func(b *bed) { b.api.Stop() }, func(t *testing.T, b *bed) {
 		if s := b.Status(); b.Known(true) || s.State != status.MapUnread || s.Error == "" {
 			t.Errorf("known %v, status %+v", b.Known(true), s)
+		}
+	})
+}
+
+// TestChangesOfOneNodeAreDamped changes the map of one node twice, and then again and again.
+func TestChangesOfOneNodeAreDamped(t *testing.T) {
+	bubble(t, func(b *bed) {
+		b.put(t, "n", "")
+		b.put(t, "m", mapA)
+	}, func(t *testing.T, b *bed) {
+		b.read(t)
+		b.put(t, "n", mapA)
+		b.want(t, "10.4.0.1")
+		b.put(t, "n", mapB)
+		b.want(t, "10.4.0.1")
+		b.put(t, "n", "")
+		before := b.notified.Load()
+		time.Sleep(firstWait)
+		synctest.Wait()
+		if b.notified.Load() == before {
+			t.Error("the end of the delay triggers nothing")
+		}
+		b.want(t, "10.0.0.1")
+
+		time.Sleep(time.Hour)
+		const every = 500 * time.Millisecond
+		changes, wanted := 0, 10 // 0, 10, 30, 70, 150, 310, 630, 1230, ...
+		for i := range int(time.Hour / 2 / every) {
+			b.put(t, "n", []string{mapA, mapB}[i%2])
+			for _, node := range b.read(t) {
+				if node == "n" {
+					changes++
+				}
+			}
+			time.Sleep(every)
+		}
+		if changes > wanted {
+			t.Errorf("%d changes in half an hour, want %d at most", changes, wanted)
+		}
+		b.put(t, "n", mapA)
+		time.Sleep(longestWait)
+		b.want(t, "10.4.0.1")
+		time.Sleep(2 * longestWait)
+		b.put(t, "m", "")
+		b.read(t)
+		if len(b.damper.nodes) != 1 || len(b.damper.later) > 0 {
+			t.Errorf("it remembers %d nodes, and %d changes", len(b.damper.nodes), len(b.damper.later))
+		}
+	})
+}
+
+// TestChangesForUnknownNodesAreDamped has ever new nodes with a map of their own.
+func TestChangesForUnknownNodesAreDamped(t *testing.T) {
+	bubble(t, func(b *bed) { b.put(t, "m", mapA) }, func(t *testing.T, b *bed) {
+		b.read(t)
+		changes := 0
+		for i := range 10_000 {
+			if name := fmt.Sprint("n-", i/2); i%2 == 0 {
+				b.put(t, name, mapB)
+			} else {
+				b.api.Remove("nodes", "", name)
+				synctest.Wait()
+			}
+			for _, node := range b.read(t) {
+				if node == "" {
+					changes++
+				}
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		if changes > 10 {
+			t.Errorf("%d changes in 500 seconds", changes)
+		}
+		if n := len(b.damper.nodes); n > 5000 {
+			t.Errorf("it remembers %d nodes", n)
 		}
 	})
 }

@@ -17,7 +17,7 @@ func Show(p *report.Page, remote string, m *status.PodSubnetsMap) {
 		p.Line("%s: a map of its pod subnets would not be known, as its nodes are forbidden to this account: see deploy/remote", remote)
 		return
 	case status.MapKnown:
-		p.Line("%s: its pods are known by other addresses: %s", remote, m.Maps[0].Map)
+		p.Line("%s: its pods are known by other addresses: %s", remote, listed(m))
 	case status.MapDiffers:
 		p.Wrong("%s: its nodes have different maps of its pod subnets: %s", remote, listed(m))
 	case status.MapBad:

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"unique"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
@@ -66,6 +67,10 @@ type Table struct {
 	silent published             // that of nodes without agents
 	mapped int                   // number of nodes with a map that isn't empty
 	faults map[string]string     // by node
+	// agreed are the maps for addresses on no known node, of the last Agree, sorted by text, at
+	// most maxMaps+1.
+	agreed    []*published
+	undecided bool // Agree may change agreed
 }
 
 // published is a map, and the number of nodes that publish it.
@@ -76,8 +81,8 @@ type published struct {
 }
 
 // Update replaces what a node publishes; nil: the node was deleted. It reports whether addresses
-// on the node, and those on no known node, may be others by now.
-func (t *Table) Update(name string, n *Node) (node, others bool) {
+// on the node may be others by now. Those on no known node are the same until Agree.
+func (t *Table) Update(name string, n *Node) (changed bool) {
 	if t.nodes == nil {
 		t.nodes, t.maps, t.faults = map[string]*published{}, map[string]*published{}, map[string]string{}
 	}
@@ -87,18 +92,44 @@ func (t *Table) Update(name string, n *Node) (node, others bool) {
 	before, had := t.nodes[name]
 	after := t.of(n)
 	if before == after {
-		return false, false
+		return false
 	}
 	if after == nil {
 		delete(t.nodes, name)
 	} else {
 		t.nodes[name] = after
-		others = t.count(after, 1)
+		t.count(after, 1)
 	}
 	if had {
-		others = t.count(before, -1) || others
+		t.count(before, -1)
 	}
-	return true, others
+	return true
+}
+
+// New reports whether Agree has not found any maps yet.
+func (t *Table) New() bool { return len(t.agreed) == 0 }
+
+// Undecided reports whether Agree may change anything.
+func (t *Table) Undecided() bool { return t.undecided }
+
+// Agree updates the maps for addresses on no known node, and reports whether these may be others
+// by now.
+func (t *Table) Agree() (changed bool) {
+	if !t.undecided {
+		return false
+	}
+	t.undecided = false
+	var now []*published
+	for _, p := range t.maps {
+		if now = append(now, p); len(now) > maxMaps {
+			break
+		}
+	}
+	slices.SortFunc(now, func(a, b *published) int { return strings.Compare(a.text, b.text) })
+	before := t.agreed
+	t.agreed = now
+	return len(before) <= maxMaps && len(now) <= maxMaps && !slices.EqualFunc(before, now, func(a, b *published) bool { return a.text == b.text }) ||
+		len(before) > maxMaps != (len(now) > maxMaps)
 }
 
 // of returns the map of a node; nil: there is no node.
@@ -118,11 +149,10 @@ func (t *Table) of(n *Node) *published {
 	return p
 }
 
-// count changes the number of nodes with a map, and reports whether addresses on no known node
-// may be others by now.
-func (t *Table) count(p *published, change int) (others bool) {
+// count changes the number of nodes with a map.
+func (t *Table) count(p *published, change int) {
 	if p == &t.silent {
-		return false
+		return
 	}
 	if p.text != "" {
 		t.mapped += change
@@ -133,14 +163,16 @@ func (t *Table) count(p *published, change int) (others bool) {
 	} else {
 		delete(t.maps, p.text)
 	}
-	return before != len(t.maps) && min(before, len(t.maps)) <= maxMaps
+	t.undecided = t.undecided || before != len(t.maps)
 }
 
 // Knows reports whether there is a node.
 func (t *Table) Knows(node string) bool { return t != nil && t.nodes[node] != nil }
 
 // Empty reports whether nothing is translated.
-func (t *Table) Empty() bool { return t == nil || t.mapped == 0 }
+func (t *Table) Empty() bool {
+	return t == nil || t.mapped == 0 && !slices.ContainsFunc(t.agreed, func(p *published) bool { return p.text != "" })
+}
 
 // Of returns the address by which other clusters know the address of a pod on a node. False: it
 // isn't known, because the node isn't, and nodes have different maps.
@@ -151,12 +183,12 @@ func (t *Table) Of(node string, a netip.Addr) (netip.Addr, bool) {
 	if p := t.nodes[node]; p != nil {
 		return p.subnets.Virtual(a), true
 	}
-	if len(t.maps) > maxMaps {
+	if len(t.agreed) > maxMaps {
 		return a, false
 	}
-	for _, p := range t.maps {
+	for _, p := range t.agreed {
 		if v := p.subnets.Virtual(a); v != a {
-			return v, len(t.maps) == 1
+			return v, len(t.agreed) == 1
 		}
 	}
 	return a, true

@@ -89,6 +89,7 @@ func TestOf(t *testing.T) {
 			for name, text := range c.nodes {
 				table.Update(name, node(text))
 			}
+			table.Agree()
 			for q, want := range c.want {
 				got, known := table.Of(q.node, netip.MustParseAddr(q.addr))
 				text := got.String()
@@ -131,11 +132,11 @@ func TestUpdateSaysWhatMayBeOthers(t *testing.T) {
 		{"n", nil, true, false},
 		{"m", nil, true, true},
 	} {
-		if here, others := table.Update(c.name, c.node); here != c.here || others != c.others {
+		if here, others := table.Update(c.name, c.node), table.Agree(); here != c.here || others != c.others {
 			t.Errorf("%s with %+v: %v, %v, want %v, %v", c.name, c.node, here, others, c.here, c.others)
 		}
 	}
-	if len(table.nodes)+len(table.maps)+len(table.faults)+table.mapped > 0 {
+	if len(table.nodes)+len(table.maps)+len(table.faults)+len(table.agreed)+table.mapped > 0 {
 		t.Errorf("without nodes there is %+v", table)
 	}
 }
@@ -190,6 +191,7 @@ func TestTenThousandMaps(t *testing.T) {
 	if got := int64(after.HeapAlloc) - int64(before.HeapAlloc); got > most {
 		t.Errorf("%d bytes, want %d at most", got, most)
 	}
+	table.Agree()
 	if _, known := table.Of("", netip.MustParseAddr("192.168.0.1")); known {
 		t.Error("an address on no known node is known, although it would have to be compared with all maps")
 	}
@@ -201,6 +203,9 @@ func TestTenThousandMaps(t *testing.T) {
 	}
 	for i := range nodes {
 		table.Update(fmt.Sprint("n-", i), node("10.0.0.0/16=10.4.0.0/16"))
+	}
+	if !table.Agree() {
+		t.Error("one map instead of many is no change")
 	}
 	if a, known := table.Of("", netip.MustParseAddr("10.0.0.1")); !known || a != netip.MustParseAddr("10.4.0.1") {
 		t.Errorf("an address on no known node is %v, when all have one map", a)

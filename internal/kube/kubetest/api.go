@@ -79,8 +79,8 @@ type Hooks struct {
 	Mute bool
 	// Opening is how long it takes to open a watch.
 	Opening time.Duration
-	// Forbidden are resources that can't be listed or watched.
-	Forbidden []string
+	// Read returns the error of a list or watch; nil: it succeeds.
+	Read func(resource string) *metav1.Status
 }
 
 // Failure returns an error for Hooks.Fail.
@@ -424,11 +424,13 @@ type selection struct {
 
 func (a *API) selected(w http.ResponseWriter, r *http.Request, resource, namespace string) (selection, bool) {
 	a.mu.Lock()
-	forbidden := slices.Contains(a.hooks.Forbidden, resource)
+	read := a.hooks.Read
 	a.mu.Unlock()
-	if forbidden {
-		refuse(w, http.StatusForbidden, metav1.StatusReasonForbidden)
-		return selection{}, false
+	if read != nil {
+		if status := read(resource); status != nil {
+			answer(w, int(status.Code), status)
+			return selection{}, false
+		}
 	}
 	selector, err := labels.Parse(r.URL.Query().Get("labelSelector"))
 	fields := r.URL.Query().Get("fieldSelector")
