@@ -53,6 +53,10 @@ func Asks(clusters []*inspect.Cluster) map[[2]string][]reach.Ask {
 			all[[2]string{c.Name, to}] = append(all[[2]string{c.Name, to}], a)
 			if at >= 0 {
 				if own := exported(remotes[at], s, endpoints); len(own) > 0 {
+					subnets, _ := remotes[at].SubnetMap()
+					for i := range own {
+						own[i] = translate(own[i], subnets.Real)
+					}
 					all[[2]string{to, to}] = append(all[[2]string{to, to}], reach.Ask{Addresses: own, HTTP: s.HTTP})
 				}
 			}
@@ -91,7 +95,8 @@ func (f *Facts) asked() []probe.Asked {
 	return f.Tried.Asked
 }
 
-// own returns the results of asking endpoints from pods of their own cluster, by address.
+// own returns the results of asking endpoints from pods of their own cluster, by the address at
+// which other clusters know them.
 func (f *Facts) own() map[string]string {
 	all := map[string]string{}
 	for i := range f.asked() {
@@ -100,7 +105,7 @@ func (f *Facts) own() map[string]string {
 			continue
 		}
 		for _, address := range a.Addresses {
-			all[address] = a.Result.Failed[address]
+			all[translate(address, f.subnetsOf(a.Remote).Virtual)] = a.Result.Failed[address]
 		}
 	}
 	return all
@@ -325,10 +330,6 @@ func askRules() []Rule {
 // eachDenied calls say for each endpoint that doesn't answer a pod of another cluster, though
 // the pods for tests on these nodes reach each other.
 func (f *Facts) eachDenied(say func(a *probe.Asked, scope Scope, address, err string)) {
-	at := map[string]*inspect.Cluster{}
-	for _, c := range f.Clusters {
-		at[c.Name] = c
-	}
 	for i := range f.asked() {
 		a := &f.asked()[i]
 		if a.Remote == a.From.Cluster || a.Fresh {
@@ -339,8 +340,8 @@ func (f *Facts) eachDenied(say func(a *probe.Asked, scope Scope, address, err st
 				continue
 			}
 			scope := askScope(a)
-			if c := at[a.Remote]; c != nil {
-				scope.Peer = nodeOf(c, address)
+			if c := f.cluster(a.Remote); c != nil {
+				scope.Peer = nodeOf(c, translate(address, f.subnets(c).Real))
 			}
 			say(a, scope, address, a.Result.Failed[address])
 		}

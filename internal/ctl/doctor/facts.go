@@ -28,6 +28,7 @@ type Facts struct {
 	explained func(s Scope, rules ...string) bool
 
 	sites map[*inspect.Cluster]*site
+	maps  map[*inspect.Cluster]*subnets
 	pairs []Pair
 	first map[[2]*inspect.Cluster]int // of pairs
 }

@@ -33,6 +33,7 @@ func (f *Facts) up(s Scope) bool {
 // podRules derive causes from the connections of temporary pods. Where the paths of their
 // nodes are up:
 //
+//	response, real source address       not-translated
 //	response, other source address      pods-masqueraded
 //	response, larger packets lost       pods-mtu
 //	no response                         pods-dropped
@@ -40,7 +41,7 @@ func (f *Facts) up(s Scope) bool {
 // Where a path is down, the path is the cause.
 func podRules() []Rule {
 	roots := append([]string{
-		"port-taken", "peers-outdated", "foreign-route", "foreign-rule", "repairs-undone", "forwarding-off", "udp-one-way", "udp-blocked", "mtu-too-large", "path-down", "calico-pools-missing",
+		"port-taken", "peers-outdated", "foreign-route", "foreign-rule", "repairs-undone", "forwarding-off", "not-translated", "udp-one-way", "udp-blocked", "mtu-too-large", "path-down", "calico-pools-missing",
 	}, unpeered...)
 	rule := func(id, remedy string, after []string, mutual bool, find func(f *Facts, l *probe.Leg) (what, evidence string)) Rule {
 		return Rule{ID: id, Remedy: remedy, After: after, Find: func(f *Facts, found func(Finding)) {
@@ -58,11 +59,15 @@ func podRules() []Rule {
 	}
 	return []Rule{
 		rule("pods-masqueraded", "exclude the remote's pod subnets from masquerading on that node: with Calico by a disabled IP pool without BGP export for them, with ip-masq-agent in nonMasqueradeCIDRs, with Cilium in ipv4NativeRoutingCIDR, else by a rule before the one that masquerades (nft list ruleset, iptables -t nat -S POSTROUTING)", roots, false,
-			func(_ *Facts, l *probe.Leg) (what, evidence string) {
-				if l.Seen == "" {
+			func(f *Facts, l *probe.Leg) (what, evidence string) {
+				subnets, own := f.subnetsOf(l.From.Cluster), "own"
+				if l.Seen == "" || subnets.real(l.Seen) {
 					return "", ""
 				}
-				return fmt.Sprintf("packets of pods on %s are masqueraded", l.From.Node), fmt.Sprintf("a pod on %s received them from %s instead of the pod's own address", l.To.Node, l.Seen)
+				if len(subnets.SubnetMap) > 0 {
+					own = "virtual"
+				}
+				return fmt.Sprintf("packets of pods on %s are masqueraded", l.From.Node), fmt.Sprintf("a pod on %s received them from %s instead of the pod's %s address", l.To.Node, l.Seen, own)
 			}),
 		rule("pods-mtu", "allow ICMP \"fragmentation needed\" to pods, or set their MTU to that of the tunnel at most", roots, false,
 			func(_ *Facts, l *probe.Leg) (what, evidence string) {

@@ -17,14 +17,14 @@ var agentGone = []string{"node-not-ready", "agent-crash-loop", "agent-missing"}
 // unpeered are the rules that explain why two nodes aren't peers, or can't decrypt each
 // other's packets.
 var unpeered = []string{
-	"cluster-away", "other-cluster", "not-installed", "node-not-ready", "agent-crash-loop", "agent-missing", "clocks-apart", "subnets-overlap", "remote-missing", "admission-refuses", "annotations-gone",
+	"cluster-away", "other-cluster", "not-installed", "node-not-ready", "agent-crash-loop", "agent-missing", "clocks-apart", "virtual-subnets-missing", "virtual-subnets-differ", "subnets-overlap", "remote-missing", "admission-refuses", "annotations-gone",
 	"key-changed", "duplicate-key", "pod-subnets-wrong", "node-rejected", "device-missing",
 }
 
 // Rules returns all rules, roots first: findings of a rule can only be explained by earlier
 // ones.
 func Rules() []Rule {
-	return slices.Concat(clusterRules(), apiRules(), nodeRules(), pathRules(), relayRules(), controllerRules(), serviceRules(), importRules(), podRules(), askRules(), restRules())
+	return slices.Concat(clusterRules(), apiRules(), virtualRules(), nodeRules(), pathRules(), relayRules(), controllerRules(), serviceRules(), importRules(), podRules(), askRules(), restRules())
 }
 
 // rejections maps the agents' reasons for rejecting a node to rules.
@@ -49,8 +49,8 @@ var rejectedFor = map[string]string{
 func nodeRules() []Rule {
 	rules := []Rule{
 		{
-			ID: "subnets-overlap", Local: true,
-			Remedy: "narrow the configured pod subnets of the remote, or move one of the clusters to other subnets: pod subnets of two clusters must not overlap",
+			ID: "subnets-overlap", Local: true, After: []string{"virtual-subnets-missing", "virtual-subnets-differ"},
+			Remedy: "narrow the configured pod subnets of the remote, or let semaphorectl join propose virtual subnets for the pods of one of the clusters (docs/overlapping-subnets.md)",
 			Find: func(f *Facts, found func(Finding)) {
 				for v := range f.allViews() {
 					if v.remote.Refused == "" {
@@ -88,7 +88,7 @@ func nodeRules() []Rule {
 	}
 	var before []string
 	for _, r := range rejections {
-		after := append([]string{"annotations-gone", "key-changed", "subnets-overlap"}, before...)
+		after := append([]string{"annotations-gone", "key-changed", "virtual-subnets-missing", "virtual-subnets-differ", "subnets-overlap"}, before...)
 		fix := func(finding Finding) string {
 			_, reason, _ := strings.Cut(finding.What, " is rejected: ")
 			return rejectedFor[reason]
@@ -130,6 +130,7 @@ func nodeRules() []Rule {
 			},
 		},
 		forwardingRule(),
+		translationRule(),
 		foreignRuleRule(),
 		Rule{
 			ID:     "repairs-undone",

@@ -87,10 +87,12 @@ type collector struct {
 	client kubernetes.Interface
 	clock  *clock
 	weight atomic.Int64 // of all reports
+	// nodesRead is closed when Nodes is set.
+	nodesRead chan struct{}
 }
 
 func collect(ctx context.Context, access *cli.Cluster) *Cluster {
-	t := &collector{Cluster: &Cluster{Name: access.Name, Context: access.Context, Taken: time.Now()}, access: access, client: access.Client, clock: &clock{}}
+	t := &collector{Cluster: &Cluster{Name: access.Name, Context: access.Context, Taken: time.Now()}, access: access, client: access.Client, clock: &clock{}, nodesRead: make(chan struct{})}
 	config := rest.CopyConfig(access.Config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return t.clock.over(next) })
 	if client, err := kubernetes.NewForConfig(config); err == nil {
@@ -108,7 +110,10 @@ func collect(ctx context.Context, access *cli.Cluster) *Cluster {
 		return t.Cluster
 	}
 	var reading sync.WaitGroup
-	reading.Go(func() { t.Nodes = read(ctx, t.Kubectl("get nodes -o yaml"), t.nodes) })
+	reading.Go(func() {
+		t.Nodes = read(ctx, t.Kubectl("get nodes -o yaml"), t.nodes)
+		close(t.nodesRead)
+	})
 	reading.Go(func() {
 		t.Workloads = read(ctx, t.Kubectl("-n %s get daemonsets,deployments", cli.Namespace), t.workloads)
 	})

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
@@ -26,6 +27,8 @@ type Node struct {
 	Pods             []netip.Prefix
 	// Annotations are those that agents publish and read.
 	Annotations map[string]string
+	// Map is the map of pod subnets that its agent publishes.
+	Map string
 	// Locations are the administrator's annotations of the endpoint for other clusters'
 	// nodes, by cluster; empty: all of them.
 	Locations map[string]string
@@ -91,6 +94,9 @@ func readNodes(ctx context.Context, client kubernetes.Interface) ([]Node, error)
 			n.External = n.External || err == nil && address.Type == corev1.NodeExternalIP
 		}
 		for name, text := range o.Annotations {
+			if name == config.SubnetMapAnnotation {
+				n.Map = printable.Text(text, maxMap)
+			}
 			if remote, is := Location(name); is {
 				n.Locations[remote] = text
 			}

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 )
@@ -57,7 +58,8 @@ type KubeService struct {
 // Endpoints are those of a service.
 type Endpoints struct {
 	Ready, All int
-	// Sample are some of the ready ones, at Port.
+	// Sample are some of the ready ones, at Port. Addresses are those by which other clusters
+	// know pods.
 	Sample []netip.AddrPort
 	// Digest identifies the set of ready addresses.
 	Digest string
@@ -141,6 +143,15 @@ func (t *collector) services(ctx context.Context, namespace, selector, labels st
 	for i := range all {
 		at[cmp.Or(all[i].key(namespace), all[i].String())] = &all[i]
 	}
+	var subnets config.SubnetMap
+	if namespace != cli.Namespace {
+		select {
+		case <-t.nodesRead:
+			subnets, _ = t.SubnetMap()
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
 	ready := map[*KubeService]map[string]bool{}
 	err = cli.List(ctx, t.client.DiscoveryV1().EndpointSlices(namespace), metav1.ListOptions{LabelSelector: labels}, func(o *discoveryv1.EndpointSlice) error {
 		key := o.Namespace + "/" + o.Labels[discoveryv1.LabelServiceName]
@@ -151,7 +162,7 @@ func (t *collector) services(ctx context.Context, namespace, selector, labels st
 		if ready[s] == nil {
 			ready[s] = map[string]bool{}
 		}
-		s.add(o, ports[key], ready[s])
+		s.add(o, ports[key], subnets, ready[s])
 		return nil
 	})
 	for s, addresses := range ready {
@@ -195,7 +206,7 @@ func (s *KubeService) choose(ports []corev1.ServicePort) (name string) {
 }
 
 // add adds the endpoints of a slice.
-func (s *KubeService) add(slice *discoveryv1.EndpointSlice, port string, ready map[string]bool) {
+func (s *KubeService) add(slice *discoveryv1.EndpointSlice, port string, subnets config.SubnetMap, ready map[string]bool) {
 	number := uint16(0)
 	for _, p := range slice.Ports {
 		if p.Port != nil && (p.Name == nil && port == "" || p.Name != nil && *p.Name == port) && *p.Port > 0 && *p.Port < 1<<16 {
@@ -223,8 +234,12 @@ func (s *KubeService) add(slice *discoveryv1.EndpointSlice, port string, ready m
 		}
 		s.Ready++
 		for _, address := range e.Addresses {
-			ready[address] = true
 			ip, err := endpoint.ParseAddr(address)
+			if err == nil && len(subnets) > 0 {
+				ip = subnets.Virtual(ip)
+				address = ip.String()
+			}
+			ready[address] = true
 			if err == nil && number > 0 && len(s.Sample) < maxSample {
 				s.Sample = append(s.Sample, netip.AddrPortFrom(ip, number))
 			}

@@ -75,6 +75,12 @@ func (v *View) clusters(b *strings.Builder) {
 			separator = ""
 		}
 	}
+	for i := range v.Clusters {
+		for _, s := range v.Clusters[i].Subnets {
+			fmt.Fprintf(b, "%s%s: other clusters know its pods %s as %s\n", separator, v.Clusters[i].Name, s.Real, s.Virtual)
+			separator = ""
+		}
+	}
 }
 
 func (m *Mesh) text(b *strings.Builder, now time.Time, wide bool) {

@@ -44,6 +44,8 @@ type Cluster struct {
 	Kubernetes string `json:"kubernetes,omitempty"`
 	Error      string `json:"error,omitempty"`
 	Tools      []Tool `json:"tools"`
+	// Subnets are those of its pods that other clusters know by virtual ones.
+	Subnets []Subnet `json:"virtualSubnets,omitempty"`
 	// Relay is set if agents read the objects of semaphore-relay.
 	Relay *Relay `json:"relay,omitempty"`
 }
@@ -55,6 +57,12 @@ type Relay struct {
 	Clusters int `json:"clusters"`
 	Agents   int `json:"agents"`
 	Current  int `json:"current"`
+}
+
+// Subnet is a subnet of pods, and the virtual one by which other clusters know it.
+type Subnet struct {
+	Real    string `json:"real"`
+	Virtual string `json:"virtual"`
 }
 
 // Tool is one of our programs in a cluster.
@@ -180,6 +188,13 @@ func (v *View) cluster(c *inspect.Cluster) Cluster {
 		if unread.err != "" {
 			v.unknown(c.Name, "%s: %s: %s", c.Name, unread.what, unread.err)
 		}
+	}
+	subnets, others := c.SubnetMap()
+	for _, m := range subnets {
+		shown.Subnets = append(shown.Subnets, Subnet{m.Real.String(), m.Virtual.String()})
+	}
+	for _, n := range others {
+		v.wrong(c.Name, "%s: %s publishes other virtual subnets than most nodes", c.Name, n.Name)
 	}
 	versions := map[string]map[string]bool{}
 	note := func(program, version string) {

@@ -25,7 +25,7 @@ import (
 
 const about = `Tests connections between temporary pods of joined clusters, in both directions, and prints
 the expected and the actual results: whether pods answer, whether they see the pod's own
-source address, whether full-size packets get through, the latency, the throughput of a TCP
+source address, or the virtual one, whether full-size packets get through, the latency, the throughput of a TCP
 stream, and whether names of mirrored services are resolved. With semaphore-policy and
 Calico it then guards the pods with a network policy that admits a network set: a pod
 without the label must be denied, and one with it admitted.
@@ -152,7 +152,7 @@ const maxNames = 3
 func know(ctx context.Context, c *cli.Cluster, f *inspect.Facts) cluster {
 	k := cluster{
 		name: c.Name, nodes: len(probe.Pick(f, probe.MaxNodes)), mirror: slices.Contains(f.Installed.Tools, manifests.Mirror),
-		addresses: map[string]string{}, named: map[string]int{},
+		subnets: f.Installed.Settings.SubnetMap(), addresses: map[string]string{}, named: map[string]int{},
 	}
 	k.guard, k.state, k.unguarded = guard(ctx, c, f)
 	if len(f.Unread) > 0 {

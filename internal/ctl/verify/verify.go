@@ -10,9 +10,11 @@ package verify
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
 )
 
@@ -63,6 +65,8 @@ type cluster struct {
 	name string
 	// unread is why its facts couldn't be read.
 	unread string
+	// subnets are the virtual subnets of its pods.
+	subnets config.SubnetMap
 	// nodes is the number of nodes that can run pods.
 	nodes int
 	// mirror is whether semaphore-service-mirror is installed.
@@ -83,8 +87,12 @@ type cluster struct {
 // judge compares the results of pods with what is expected. skip are the skipped tests.
 func judge(clusters []cluster, tried *probe.Tried, skip []string) *Report {
 	r := &Report{Verdict: Right, Rows: []Row{}}
+	subnets := map[string]config.SubnetMap{}
+	for i := range clusters {
+		subnets[clusters[i].name] = clusters[i].subnets
+	}
 	for i := range tried.Legs {
-		r.Rows = append(r.Rows, leg(&tried.Legs[i])...)
+		r.Rows = append(r.Rows, leg(&tried.Legs[i], subnets[tried.Legs[i].From.Cluster])...)
 	}
 	for i := range clusters {
 		c := &clusters[i]
@@ -119,10 +127,11 @@ func judge(clusters []cluster, tried *probe.Tried, skip []string) *Report {
 // leg judges the connection of a pod to another one:
 //
 //	no response over TCP            answer wrong, no further rows
+//	real instead of virtual source  source address wrong
 //	other source address            source address wrong
 //	no response over UDP            full-size packets wrong
 //	carries less than its MTU       full-size packets wrong
-func leg(l *probe.Leg) []Row {
+func leg(l *probe.Leg, subnets config.SubnetMap) []Row {
 	row := func(what string, right bool, expected, found string) Row {
 		state := Right
 		if !right {
@@ -140,11 +149,18 @@ func leg(l *probe.Leg) []Row {
 		return []Row{row(answer, false, answers, l.Error)}
 	}
 	rows := []Row{row(answer, true, answers, "it does")}
-	const own = "the pod's own"
-	if l.Seen == "" {
-		rows = append(rows, row(source, true, own, "its own"))
-	} else {
-		rows = append(rows, row(source, false, own, l.Seen+": it is masqueraded"))
+	own := "own"
+	if len(subnets) > 0 {
+		own = "virtual"
+	}
+	seen, err := netip.ParseAddr(l.Seen)
+	switch {
+	case l.Seen == "":
+		rows = append(rows, row(source, true, "the pod's "+own, "its "+own))
+	case err == nil && subnets.Virtual(seen) != seen:
+		rows = append(rows, row(source, false, "the pod's "+own, l.Seen+": it is the real one, "+l.From.Node+" doesn't translate"))
+	default:
+		rows = append(rows, row(source, false, "the pod's "+own, l.Seen+": it is masqueraded"))
 	}
 	if l.Datagrams != "" {
 		return append(rows, row(mtu, false, "datagrams are answered", l.Datagrams))

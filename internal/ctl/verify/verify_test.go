@@ -1,11 +1,13 @@
 package verify
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
@@ -43,6 +45,9 @@ func guarding(found probe.Guarded) func([]cluster, *probe.Tried) {
 	}
 }
 
+// virtual are virtual subnets of gcp.
+var virtual = config.SubnetMap{{Real: netip.MustParsePrefix("10.0.0.0/16"), Virtual: netip.MustParsePrefix("100.78.0.0/16")}}
+
 func TestJudge(t *testing.T) {
 	for title, tt := range map[string]struct {
 		change func(c []cluster, tried *probe.Tried)
@@ -50,9 +55,15 @@ func TestJudge(t *testing.T) {
 		want   State
 		says   string // rows that aren't right
 	}{
-		"all is well":      {want: Right},
-		"no answer":        {change: func(_ []cluster, f *probe.Tried) { f.Legs[0].Try = reach.Try{Error: "i/o timeout"} }, want: Wrong, says: "aws/aws-1 answer wrong: i/o timeout"},
-		"masqueraded":      {change: func(_ []cluster, f *probe.Tried) { f.Legs[1].Seen = "10.4.1.1" }, want: Wrong, says: "gcp/gcp-1 source address wrong: 10.4.1.1: it is masqueraded"},
+		"all is well": {want: Right},
+		"no answer":   {change: func(_ []cluster, f *probe.Tried) { f.Legs[0].Try = reach.Try{Error: "i/o timeout"} }, want: Wrong, says: "aws/aws-1 answer wrong: i/o timeout"},
+		"masqueraded": {change: func(_ []cluster, f *probe.Tried) { f.Legs[1].Seen = "10.4.1.1" }, want: Wrong, says: "gcp/gcp-1 source address wrong: 10.4.1.1: it is masqueraded"},
+		"another NAT": {
+			change: func(c []cluster, f *probe.Tried) { c[1].subnets, f.Legs[1].Seen = virtual, "10.4.1.1" }, want: Wrong, says: "gcp/gcp-1 source address wrong: 10.4.1.1: it is masqueraded",
+		},
+		"not translated": {
+			change: func(c []cluster, f *probe.Tried) { c[1].subnets, f.Legs[1].Seen = virtual, "10.0.1.7" }, want: Wrong, says: "gcp/gcp-1 source address wrong: 10.0.1.7: it is the real one, gcp-1 doesn't translate",
+		},
 		"a black hole":     {change: func(_ []cluster, f *probe.Tried) { f.Legs[0].Carries = 1333 }, want: Wrong, says: "aws/aws-1 full-size packets wrong: 1333 at most; larger ones are lost silently"},
 		"no datagrams":     {change: func(_ []cluster, f *probe.Tried) { f.Legs[0].Datagrams = "no answer" }, want: Wrong, says: "aws/aws-1 full-size packets wrong: no answer"},
 		"nothing measured": {change: func(_ []cluster, f *probe.Tried) { f.Legs[0].Try = reach.Try{} }, want: Wrong, says: "aws/aws-1 full-size packets wrong: they do"},
