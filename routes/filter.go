@@ -48,6 +48,10 @@ type Ruleset struct {
 	Shared []Origin
 	// Ports are the UDP ports of devices, by name.
 	Ports map[string]int
+	// Map has the subnets of this cluster's pods with virtual ones: packets to these that arrive
+	// through a device of the exits get the address of a pod, and packets of pods that leave
+	// through one a virtual address. Packets to a virtual address are dropped where they leave.
+	Map []Mapping
 }
 
 // State is what a [Filter] enforces, and has dropped since it was installed.
@@ -55,6 +59,11 @@ type State struct {
 	// Arrival and Exit report whether packets are dropped as the origins and the exits of
 	// the ruleset demand.
 	Arrival, Exit bool
+	// Translation reports whether addresses are translated by the map of the ruleset, and Hairpin
+	// whether pods of this cluster reach each other by virtual addresses. Untranslated are the
+	// packets dropped because they were not translated.
+	Translation, Hairpin bool
+	Untranslated         uint64
 	// Forged and Stopped are the packets dropped for the origins and for the exits.
 	Forged, Stopped Dropped
 }

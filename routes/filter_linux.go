@@ -30,37 +30,47 @@ import (
 type Filter struct {
 	log *slog.Logger
 	mu  sync.Mutex // held by Sync
+	// lacks is set once the kernel has refused what a hairpin needs, and nothing else.
+	lacks  bool
+	commit func(context.Context, ...object) error
 }
 
 // NewFilter returns a filter. It changes nothing in the kernel.
-func NewFilter(log *slog.Logger) *Filter { return &Filter{log: log} }
+func NewFilter(log *slog.Logger) *Filter { return &Filter{log: log, commit: commit} }
 
 // Sync installs the rules atomically. Without any it removes the table. Without a
 // difference it neither writes nor logs anything; only a write resets the counts of
 // dropped packets, those of the chains that it changes. The error wraps [ErrNoFilter]
-// where the kernel lacks support. Where it lacks only what the origins need, the rules of
-// the exits are installed nevertheless.
+// where the kernel lacks support. Where it lacks only what the origins or the map need, the
+// other rules are installed nevertheless. That pods can't reach each other by virtual addresses
+// is no error.
 func (f *Filter) Sync(ctx context.Context, want Ruleset) (changed bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	chains := chainsOf(want)
-	changed, err = f.install(ctx, chains)
-	arrival, exit := split(chains)
-	if !errors.Is(err, ErrNoFilter) || len(arrival) == 0 || len(exit) == 0 {
-		return changed, err
+	var first error
+	for _, with := range want.attempts() {
+		if with.hairpin && f.lacks {
+			continue
+		}
+		changed, err = f.install(ctx, chainsOf(want, with))
+		switch {
+		case err == nil && with.sources && with.rewrite:
+			if !with.hairpin && !f.lacks {
+				f.lacks = true
+				f.log.Info("this cluster's pods can't reach each other by virtual addresses: Linux before 5.8", "err", first)
+			}
+			return changed, nil
+		case err == nil && with.rewrite:
+			return changed, fmt.Errorf("source filter: %w", first)
+		case err == nil:
+			return changed, fmt.Errorf("translation of pod subnets: %w", first)
+		case !errors.Is(err, ErrNoFilter):
+			return changed, err
+		case first == nil:
+			first = err
+		}
 	}
-	changed, exitErr := f.install(ctx, exit)
-	if exitErr == nil {
-		err = fmt.Errorf("source filter: %w", err)
-	}
-	return changed, err
-}
-
-// split returns the chain for packets that arrive, and those for packets that leave, which
-// need no nft_fib_inet.
-func split(chains []chain) (arrival, exit []chain) {
-	arrives := func(c chain) bool { return c.name == arrivalChain }
-	return ofKind(chains, arrives), ofKind(chains, func(c chain) bool { return !arrives(c) })
+	return changed, first
 }
 
 func (f *Filter) install(ctx context.Context, want []chain) (changed bool, err error) {
@@ -75,7 +85,7 @@ func (f *Filter) install(ctx context.Context, want []chain) (changed bool, err e
 	case len(want) == 0 && !have.exists():
 		return false, nil
 	case len(want) == 0:
-		err := commit(ctx, object{unix.NFT_MSG_DELTABLE, tableObject().attrs[:1]})
+		err := f.commit(ctx, object{unix.NFT_MSG_DELTABLE, tableObject().attrs[:1]})
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return false, fmt.Errorf("remove table inet %s: %w", FilterTable, err)
 		}
@@ -86,9 +96,10 @@ func (f *Filter) install(ctx context.Context, want []chain) (changed bool, err e
 	if len(changes) == 0 {
 		return false, nil
 	}
-	if err := commit(ctx, changes...); err != nil {
-		// In a transaction that creates the chain only an expression can be missing.
-		if errors.Is(err, unix.ENOENT) && (!have.valid() || !have.hasChain(arrivalChain)) {
+	if err := f.commit(ctx, changes...); err != nil {
+		// Chains that were read can be gone; else only an expression or a kind of chain can be
+		// missing.
+		if now, readErr := readTable(ctx); errors.Is(err, unix.ENOENT) && readErr == nil && have.sameChains(now) {
 			err = fmt.Errorf("%w: %w", ErrNoFilter, err)
 		}
 		return false, fmt.Errorf("install table inet %s: %w", FilterTable, err)
@@ -101,22 +112,40 @@ func (f *Filter) install(ctx context.Context, want []chain) (changed bool, err e
 // A part is not enforced, without an error, when the table is missing or differs. A part
 // without rules is enforced.
 func (f *Filter) Status(ctx context.Context, ruleset Ruleset) (State, error) {
-	arrival, exit := split(chainsOf(ruleset))
-	s := State{Arrival: len(arrival) == 0, Exit: len(exit) == 0, Forged: Dropped{}, Stopped: Dropped{}}
-	if s.Arrival && s.Exit {
+	full := parts{sources: true, rewrite: true, hairpin: true}
+	of := func(with parts, names ...string) []chain {
+		return ofKind(chainsOf(ruleset, with), func(c chain) bool { return slices.Contains(names, c.name) })
+	}
+	translation := func(with parts) []chain {
+		if len(ruleset.Map) == 0 {
+			return nil
+		}
+		return of(with, arrivalChain, exitChain, toRealChain, toVirtualChain)
+	}
+	arrival, exit, hairpin := of(full, arrivalChain), of(full, forwardedChain, exitChain), of(full, hairpinChain)
+	if len(ruleset.Origins)+len(ruleset.sharedRules()) == 0 {
+		arrival = nil
+	}
+	s := State{Arrival: len(arrival) == 0, Exit: len(exit) == 0, Translation: len(ruleset.Map) == 0, Hairpin: len(hairpin) == 0, Forged: Dropped{}, Stopped: Dropped{}}
+	if s.Arrival && s.Exit && s.Translation {
 		return s, nil
 	}
 	have, err := readTable(ctx)
 	if err != nil {
 		return s, err
 	}
-	s.Arrival = s.Arrival || have.valid() && have.enforces(arrival)
-	s.Exit = s.Exit || have.valid() && have.enforces(exit)
+	enforced := func(part []chain) bool { return len(part) == 0 || have.valid() && have.enforces(part) }
+	s.Arrival = enforced(arrival) || enforced(of(parts{sources: true}, arrivalChain))
+	s.Exit, s.Hairpin = enforced(exit), enforced(hairpin)
+	s.Translation = enforced(translation(full)) || enforced(translation(parts{rewrite: true}))
 	if s.Arrival {
 		s.Forged = have.dropped(ruleset, claims(ruleset.Origins), arrivalChain)
 	}
 	if s.Exit {
 		s.Stopped = have.dropped(ruleset, claims(ruleset.Exits), forwardedChain, exitChain)
+	}
+	if s.Exit && s.Translation && len(ruleset.Map) > 0 {
+		s.Untranslated = have.untranslated(ruleset)
 	}
 	return s, nil
 }
@@ -157,7 +186,7 @@ func (s installedTable) exists() bool { return len(s.tables) > 0 }
 // valid reports whether the table is as we create it, with no other chains than ours.
 func (s installedTable) valid() bool {
 	ours := func(have []netlink.Attribute) bool {
-		return slices.ContainsFunc(emptyChains(), func(c chain) bool { return matches(have, c.object().attrs) })
+		return slices.ContainsFunc(emptyChains(), func(c chain) bool { return c.is(have) })
 	}
 	return s.exists() && matches(s.tables[0], tableObject().attrs) && len(ofKind(s.chains, ours)) == len(s.chains)
 }
@@ -198,6 +227,27 @@ func (s installedTable) dropped(want Ruleset, claims []claim, chains ...string) 
 	return counts
 }
 
+// untranslated returns the packets dropped because they were not translated.
+func (s installedTable) untranslated(want Ruleset) (n uint64) {
+	for _, name := range []string{forwardedChain, exitChain, toVirtualChain} {
+		rules := s.rulesOf(name)
+		if name != toVirtualChain {
+			rules = rules[len(want.claimed(name, claims(want.Exits))):]
+		}
+		for _, r := range rules {
+			n += countOf(r)
+		}
+	}
+	return n
+}
+
+// sameChains reports whether two tables have the same chains, by their handles.
+func (s installedTable) sameChains(o installedTable) bool {
+	return len(s.tables) == len(o.tables) && slices.EqualFunc(s.chains, o.chains, func(a, b []netlink.Attribute) bool {
+		return bytes.Equal(find(a, unix.NFTA_CHAIN_HANDLE), find(b, unix.NFTA_CHAIN_HANDLE))
+	})
+}
+
 // transaction returns the messages that make the chains those that are wanted; none
 // without a difference. In a valid table only chains that differ are changed. Another one is
 // recreated: it is created before it is deleted, since a deletion "if it exists" is not
@@ -208,10 +258,15 @@ func (s installedTable) transaction(want []chain) (changes []object) {
 		table := tableObject()
 		changes = []object{table, {unix.NFT_MSG_DELTABLE, table.attrs[:1]}, table}
 	}
+	added := func(c chain) bool { return recreate || !s.hasChain(c.name) }
+	for _, c := range want {
+		if added(c) {
+			changes = append(changes, c.object())
+		}
+	}
 	for _, c := range want {
 		switch {
-		case recreate || !s.hasChain(c.name):
-			changes = append(changes, c.object())
+		case added(c):
 		case s.hasRules(c):
 			continue
 		default:

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -78,6 +79,12 @@ func TestFilterIsInstalledOnceAndRemoved(t *testing.T) {
 
 // Foreign changes of the table are undone, and those elsewhere are not touched.
 func TestFilterIsRepaired(t *testing.T) {
+	for _, mapped := range []bool{false, true} {
+		t.Run(fmt.Sprintf("with a map %v", mapped), func(t *testing.T) { filterIsRepaired(t, mapped) })
+	}
+}
+
+func filterIsRepaired(t *testing.T, mapped bool) {
 	const table = "inet " + FilterTable
 	for name, script := range map[string]string{
 		"ruleset flushed":     "flush ruleset",
@@ -90,21 +97,51 @@ func TestFilterIsRepaired(t *testing.T) {
 		"another rule after":  "add rule " + table + " prerouting drop",
 		"accepted to leave":   "insert rule " + table + " postrouting accept",
 		"switched off":        "add table " + table + " { flags dormant; }",
+		"address changed":     "flush chain " + table + " to-real; add rule " + table + " to-real ip daddr 100.64.0.0/14 ip daddr set 10.0.0.1",
+		"jump changed":        "flush chain " + table + " postrouting; add rule " + table + " postrouting oifname wireguard.gcp jump to-real",
+		"no hairpin":          "flush chain " + table + " hairpin; delete chain " + table + " hairpin",
+		"hooked":              "flush chain " + table + " postrouting; flush chain " + table + " to-virtual; delete chain " + table + " to-virtual; add chain " + table + " to-virtual { type filter hook postrouting priority 0; }",
 	} {
+		if !mapped && strings.Contains(script, "to-") || !mapped && strings.Contains(script, hairpinChain) {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
-				mustFilter(t, gcpOrigin())
+				rules := rulesetOf(gcpOrigin())
+				if mapped {
+					rules.Map = awsMap
+				}
+				sync := func() bool {
+					changed, err := newFilter(t).Sync(t.Context(), rules)
+					must(t, err)
+					return changed
+				}
+				enforced := func() bool {
+					s, err := newFilter(t).Status(t.Context(), rules)
+					must(t, err)
+					return s.Arrival && s.Exit && s.Translation && s.Hairpin
+				}
+				sync()
+				listed := func() []string { // Chains are listed in the order of their creation.
+					lines := strings.Split(nft(t, "list table "+table), "\n")
+					slices.Sort(lines)
+					return lines
+				}
+				want := listed()
 				nft(t, "add table ip others; add chain ip others raw { type filter hook prerouting priority raw; }")
 				nft(t, script)
-				if enforced, err := enforces(t, gcpOrigin()); err != nil || enforced {
-					t.Errorf("enforced: %v, %v", enforced, err)
+				if enforced() {
+					t.Error("enforced")
 				}
 				others := nft(t, "list tables ip")
-				if !mustFilter(t, gcpOrigin()) {
+				if !sync() {
 					t.Error("nothing was repaired")
 				}
-				if mustFilter(t, gcpOrigin()) {
+				if sync() {
 					t.Error("and again there was something to repair")
+				}
+				if got := listed(); !enforced() || !slices.Equal(got, want) {
+					t.Errorf("repaired: %q, want %q", got, want)
 				}
 				if after := nft(t, "list tables ip"); after != others {
 					t.Errorf("tables of others: %q, were %q", after, others)

@@ -3,7 +3,6 @@ package routes
 import (
 	"bytes"
 	"encoding/binary"
-	"net"
 	"net/netip"
 	"slices"
 
@@ -97,9 +96,10 @@ type object struct {
 	attrs   []attr
 }
 
-// chain is a base chain of the table, with its rules.
+// chain is a chain of the table, with its rules.
 type chain struct {
 	name     string
+	kind     string // of a base chain; empty: others jump to it
 	hook     uint32
 	priority int32
 	rules    []object
@@ -124,25 +124,45 @@ const (
 	latePriority  = 310
 )
 
-// emptyChains returns our chains, in the order in which packets pass them.
+// emptyChains returns our chains. Those that others jump to come last.
 func emptyChains() []chain {
 	return []chain{
-		{name: arrivalChain, hook: unix.NF_INET_PRE_ROUTING, priority: earlyPriority},
-		{name: forwardedChain, hook: unix.NF_INET_FORWARD, priority: earlyPriority},
-		{name: exitChain, hook: unix.NF_INET_POST_ROUTING, priority: latePriority},
+		{name: arrivalChain, kind: "filter", hook: unix.NF_INET_PRE_ROUTING, priority: earlyPriority},
+		{name: hairpinChain, kind: "nat", hook: unix.NF_INET_PRE_ROUTING, priority: hairpinPriority},
+		{name: forwardedChain, kind: "filter", hook: unix.NF_INET_FORWARD, priority: earlyPriority},
+		{name: exitChain, kind: "filter", hook: unix.NF_INET_POST_ROUTING, priority: latePriority},
+		{name: toRealChain},
+		{name: toVirtualChain},
 	}
 }
 
-// chainsOf returns the chains that enforce a ruleset. Those without rules are left out.
-func chainsOf(want Ruleset) []chain {
+// chainsOf returns the chains that enforce parts of a ruleset. Those without rules are left out.
+func chainsOf(want Ruleset, with parts) []chain {
 	var chains []chain
 	for _, c := range emptyChains() {
-		ends := claims(want.Exits)
-		if c.name == arrivalChain {
-			ends, c.rules = claims(want.Origins), want.sharedRules()
-		}
-		for _, e := range ends {
-			c.rules = append(c.rules, want.rulesFor(c.name, e)...)
+		switch c.name {
+		case arrivalChain:
+			if with.sources {
+				c.rules = append(want.sharedRules(), want.claimed(c.name, claims(want.Origins))...)
+			}
+			if with.rewrite && len(want.Map) > 0 {
+				c.rules = append(c.rules, want.toTranslation(c.name, toRealChain, unix.NFT_META_IIFNAME)...)
+			}
+		case hairpinChain:
+			if with.hairpin {
+				c.rules = want.hairpin()
+			}
+		case forwardedChain, exitChain:
+			c.rules = append(want.claimed(c.name, claims(want.Exits)), want.untranslated(c.name)...)
+			if c.name == exitChain && len(want.Map) > 0 {
+				c.rules = append(c.rules, want.toTranslation(c.name, toVirtualChain, unix.NFT_META_OIFNAME)...)
+			}
+		case toRealChain:
+			if with.rewrite {
+				c.rules = want.toReal()
+			}
+		case toVirtualChain:
+			c.rules = want.toVirtual(with.rewrite)
 		}
 		if len(c.rules) > 0 {
 			chains = append(chains, c)
@@ -151,17 +171,32 @@ func chainsOf(want Ruleset) []chain {
 	return chains
 }
 
+// claimed returns the rules of a chain for claims.
+func (r *Ruleset) claimed(chain string, claims []claim) (rules []object) {
+	for _, c := range claims {
+		rules = append(rules, r.rulesFor(chain, c)...)
+	}
+	return rules
+}
+
 func tableObject() object {
 	return object{unix.NFT_MSG_NEWTABLE, []attr{label(unix.NFTA_TABLE_NAME, FilterTable), number(unix.NFTA_TABLE_FLAGS, 0)}}
 }
 
 // object is the message that creates the chain, without its rules.
 func (c chain) object() object {
-	return object{unix.NFT_MSG_NEWCHAIN, []attr{
-		label(unix.NFTA_CHAIN_TABLE, FilterTable), label(unix.NFTA_CHAIN_NAME, c.name), label(unix.NFTA_CHAIN_TYPE, "filter"),
-		nest(unix.NFTA_CHAIN_HOOK, number(unix.NFTA_HOOK_HOOKNUM, c.hook), number(unix.NFTA_HOOK_PRIORITY, uint32(c.priority))),
-		number(unix.NFTA_CHAIN_POLICY, verdictAccept),
-	}}
+	attrs := []attr{label(unix.NFTA_CHAIN_TABLE, FilterTable), label(unix.NFTA_CHAIN_NAME, c.name)}
+	if c.kind != "" {
+		attrs = append(attrs, label(unix.NFTA_CHAIN_TYPE, c.kind),
+			nest(unix.NFTA_CHAIN_HOOK, number(unix.NFTA_HOOK_HOOKNUM, c.hook), number(unix.NFTA_HOOK_PRIORITY, uint32(c.priority))),
+			number(unix.NFTA_CHAIN_POLICY, verdictAccept))
+	}
+	return object{unix.NFT_MSG_NEWCHAIN, attrs}
+}
+
+// is reports whether a chain that was read is this one.
+func (c chain) is(have []netlink.Attribute) bool {
+	return matches(have, c.object().attrs) && (c.kind == "") == (find(have, unix.NFTA_CHAIN_HOOK) == nil)
 }
 
 // flush is the message that removes the rules of the chain.
@@ -178,6 +213,7 @@ func (c chain) remove() object {
 const (
 	verdictDrop   = 0
 	verdictAccept = 1
+	verdictJump   = 1<<32 + unix.NFT_JUMP // in nf_tables.h, as a number of 32 bits
 )
 
 // rulesFor returns the rules of a chain for a claim. The last one drops packets.
@@ -326,25 +362,24 @@ func ruleObject(chain string, expressions ...[]attr) object {
 	}}
 }
 
-// Offsets of the addresses in packets (RFC 791, section 3.1; RFC 8200, section 3).
-func sourceIn(subnet netip.Prefix) []attr      { return addressIn(subnet, 12, 8) }
-func destinationIn(subnet netip.Prefix) []attr { return addressIn(subnet, 16, 24) }
+func sourceIn(subnet netip.Prefix) []attr      { return addressIn(subnet, source4, source6) }
+func destinationIn(subnet netip.Prefix) []attr { return addressIn(subnet, destination4, destination6) }
 
 // addressIn matches packets whose address at an offset is in the subnet.
 func addressIn(subnet netip.Prefix, offset4, offset6 uint32) []attr {
-	family, offset := byte(unix.NFPROTO_IPV6), offset6
-	if subnet.Addr().Is4() {
-		family, offset = unix.NFPROTO_IPV4, offset4
+	return append(protocolOf(subnet.Addr()), outer(subnet.Addr(), offset4, offset6).in(subnet)...)
+}
+
+// protocolOf matches packets of an address's family.
+func protocolOf(a netip.Addr) []attr {
+	family := byte(unix.NFPROTO_IPV6)
+	if a.Is4() {
+		family = unix.NFPROTO_IPV4
 	}
-	length := uint32(subnet.Addr().BitLen() / 8)
-	const register = unix.NFT_REG_1
-	return append([]attr{
-		expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_NFPROTO), number(unix.NFTA_META_DREG, register)),
+	return []attr{
+		expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_NFPROTO), number(unix.NFTA_META_DREG, unix.NFT_REG_1)),
 		compareTo(unix.NFT_CMP_EQ, []byte{family}),
-		expression("payload", number(unix.NFTA_PAYLOAD_DREG, register),
-			number(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_NETWORK_HEADER),
-			number(unix.NFTA_PAYLOAD_OFFSET, offset), number(unix.NFTA_PAYLOAD_LEN, length)),
-	}, masked(net.CIDRMask(subnet.Bits(), subnet.Addr().BitLen()), unix.NFT_CMP_EQ, subnet.Addr().AsSlice())...)
+	}
 }
 
 // masked compares the bits of the mask in the register with a value.

@@ -78,15 +78,20 @@ type agent struct {
 	filtering *reconcile.Loop // of the packet filter; nil before tasks
 	stops     stops           // counts of the exit filter
 	removed   removed         // subnets of remotes that are no longer configured
-	apiAddrs  []netip.Addr    // of the local API server
-	lastSelf  peers.Self      // last known state of this node, for checkSubnets
-	refusals  *errlog.Log     // of checkSubnets, by remote
-	remotes   []*remote
-	trials    *tokens.Trials // of credentials for remotes
-	loops     []*reconcile.Loop
-	guard     func(http.Handler) http.Handler // of metrics and status; nil: none
-	servers   run.Servers
-	turn      *run.Turn // host lock: one agent of this node is active
+	// translated is set while the packet filter translates by the map of pod subnets,
+	// guardsVirtual once policy rules guard the virtual ones. refusedMap is why the map can't be
+	// used; nil: not checked yet.
+	translated, guardsVirtual atomic.Bool
+	refusedMap                atomic.Pointer[error]
+	apiAddrs                  []netip.Addr // of the local API server
+	lastSelf                  peers.Self   // last known state of this node, for checkSubnets
+	refusals                  *errlog.Log  // of checkSubnets, by remote
+	remotes                   []*remote
+	trials                    *tokens.Trials // of credentials for remotes
+	loops                     []*reconcile.Loop
+	guard                     func(http.Handler) http.Handler // of metrics and status; nil: none
+	servers                   run.Servers
+	turn                      *run.Turn // host lock: one agent of this node is active
 
 	hostAddrs atomic.Pointer[[]netip.Addr] // last read
 	sources   atomic.Pointer[[]netip.Addr] // preferred source addresses of routes, last computed
@@ -330,7 +335,7 @@ func (a *agent) activeTasks() []run.Task {
 		Name: "orphans", Reconcile: a.removeOrphans, Trigger: reconcile.NewTrigger(),
 	}))
 	tasks = append(tasks, a.loop(reconcile.Config{
-		Name: "publish", Reconcile: a.publisher.Reconcile, Trigger: a.publishing,
+		Name: "publish", Reconcile: a.publish, Trigger: a.publishing,
 		MinInterval: burstSpacing, Due: a.publisher.Due,
 	}))
 	if a.events != nil {

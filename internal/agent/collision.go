@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -79,6 +80,7 @@ func (a *agent) checkSubnets(ctx context.Context) (changed bool, err error) {
 	// Named first, for the better error: an address may be in both.
 	all := append(slices.Clone(named), host...)
 	a.removed.exclude(all)
+	mapErr := a.checkMap(named, all)
 	for _, r := range a.remotes {
 		checked, before, occupied := r.refusal.Load() != nil, r.refused(), all
 		if checked && before == nil {
@@ -94,6 +96,7 @@ func (a *agent) checkSubnets(ctx context.Context) (changed bool, err error) {
 		if err != nil {
 			err = fmt.Errorf("%s: %w: list only the pod subnets of %s", r.cfg.PodSubnetsFrom, err, r.cfg.Name)
 		}
+		err = cmp.Or(mapErr, err)
 		r.refusal.Store(&err)
 		changed = a.refusals.NoteOf(ctx, r.cfg.Name, err, "cluster", r.cfg.Name) || changed
 	}
@@ -120,9 +123,10 @@ func (a *agent) recheckSubnets(ctx context.Context) error {
 
 // guarded returns the subnets whose packets leave through a tunnel or not at all: the
 // pod subnets of all remotes, for refused ones without those that overlap something this
-// node depends on, and for a time those of remotes that are no longer configured.
+// node depends on, the virtual ones of this cluster, and for a time those of remotes that are no
+// longer configured.
 func (a *agent) guarded() []netip.Prefix {
-	subnets := a.removed.subnets(time.Now())
+	subnets := append(a.removed.subnets(time.Now()), a.virtual()...)
 	for _, r := range a.remotes {
 		subnets = append(subnets, r.guarded()...)
 	}

@@ -15,7 +15,7 @@ import (
 // ruleset returns where packets of remotes arrive and leave. Those of refused remotes
 // don't arrive: their sources are not checked.
 func (a *agent) ruleset() routes.Ruleset {
-	rules := routes.Ruleset{Mark: a.cfg.Mark, Ports: map[string]int{}}
+	rules := routes.Ruleset{Mark: a.cfg.Mark, Ports: map[string]int{}, Map: a.mapping()}
 	if a.cfg.SourceFilter {
 		for _, r := range a.admitted() {
 			rules.Origins = append(rules.Origins, routes.Origin{Device: r.device.Name(), Subnets: r.cfg.PodSubnets})
@@ -49,6 +49,7 @@ func (a *agent) syncFilter(ctx context.Context) error {
 	defer a.filterMu.Unlock()
 	rules := a.ruleset()
 	changed, err := a.filter.Sync(ctx, rules)
+	a.noteTranslation(ctx, rules)
 	if !changed && err == nil {
 		a.filterStatus(ctx)
 	}
@@ -87,9 +88,9 @@ func (s *stops) last(device string) time.Time {
 	return s.at[device]
 }
 
-// filterStatus reads the states of source filter and exit filter, and their counts of
-// dropped packets, which are nil for a part that is not enforced.
-func (a *agent) filterStatus(ctx context.Context) (source, exit status.Filter, state routes.State) {
+// filterStatus reads the states of source filter, exit filter and translation, and their counts
+// of dropped packets, which are nil for a part that is not enforced.
+func (a *agent) filterStatus(ctx context.Context) (source, exit status.Filter, translation *status.Translation, state routes.State) {
 	state, err := a.filter.Status(ctx, a.ruleset())
 	part := func(enforced bool) status.Filter {
 		switch {
@@ -108,19 +109,21 @@ func (a *agent) filterStatus(ctx context.Context) (source, exit status.Filter, s
 		return rep
 	}
 	source, exit = part(state.Arrival), part(state.Exit)
+	translation = a.translationStatus(state, part(state.Translation))
 	if exit.State == status.FilterEnforced {
 		a.stops.note(time.Now(), state.Stopped)
 	}
 	if !a.cfg.SourceFilter {
 		source, state.Forged = status.Filter{State: status.FilterOff}, nil
 	}
-	return source, exit, state
+	return source, exit, translation, state
 }
 
 // filterCollector reads the metrics of source filter and exit filter at each scrape.
 type filterCollector struct {
 	agent                                    *agent
 	enforced, dropped, exitEnforced, stopped *prometheus.Desc
+	translated, untranslated                 *prometheus.Desc
 }
 
 func newFilterCollector(a *agent) *filterCollector {
@@ -135,6 +138,10 @@ func newFilterCollector(a *agent) *filterCollector {
 			"1 if packets to remote pods that would not leave through the tunnel are dropped, else 0.", nil, nil),
 		stopped: prometheus.NewDesc("semaphore_wg_stopped_packets_total",
 			"Packets to pods of this remote that were dropped because they would have left through another device than its own, in plaintext.", perRemote, nil),
+		translated: prometheus.NewDesc("semaphore_wg_translation_enforced",
+			"1 if addresses of pods are translated by the map of pod subnets, else 0; absent without a map.", nil, nil),
+		untranslated: prometheus.NewDesc("semaphore_wg_untranslated_packets_total",
+			"Packets dropped because they would have left with the real address of a pod of this cluster, or to a virtual one.", nil, nil),
 	}
 }
 
@@ -144,13 +151,23 @@ func (c *filterCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- c.dropped
 	ch <- c.exitEnforced
 	ch <- c.stopped
+	ch <- c.translated
+	ch <- c.untranslated
 }
 
 // Collect implements prometheus.Collector.
 func (c *filterCollector) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
 	defer cancel()
-	source, exit, state := c.agent.filterStatus(ctx)
+	source, exit, translation, state := c.agent.filterStatus(ctx)
+	if translation != nil {
+		enforced := 0.
+		if translation.Untranslated != nil {
+			enforced = 1
+			ch <- prometheus.MustNewConstMetric(c.untranslated, prometheus.CounterValue, float64(*translation.Untranslated))
+		}
+		ch <- prometheus.MustNewConstMetric(c.translated, prometheus.GaugeValue, enforced)
+	}
 	c.collect(ch, source, state.Forged, c.enforced, c.dropped)
 	c.collect(ch, exit, state.Stopped, c.exitEnforced, c.stopped)
 }

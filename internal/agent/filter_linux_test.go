@@ -213,7 +213,7 @@ func TestNodeWithoutNetfilter(t *testing.T) {
 		if err := a.syncFilter(t.Context()); !errors.Is(err, routes.ErrNoFilter) {
 			t.Errorf("error %v, want %v", err, routes.ErrNoFilter)
 		}
-		source, exit, _ := a.filterStatus(t.Context())
+		source, exit, _, _ := a.filterStatus(t.Context())
 		for _, rep := range []status.Filter{source, exit} {
 			if rep.State != status.FilterNotEnforced || !strings.Contains(rep.Error, "nf_tables") {
 				t.Errorf("%+v", rep)

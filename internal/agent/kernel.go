@@ -25,7 +25,7 @@ const (
 
 // newMonitor returns a monitor that triggers the loops on events of the kernel.
 func (a *agent) newMonitor() *routes.Monitor {
-	cfg := routes.MonitorConfig{Logger: a.log, Source: a.mayBeSource}
+	cfg := routes.MonitorConfig{Logger: a.log, Source: a.mayBeSource, Subnets: a.cfg.PodSubnetsMap.Virtuals()}
 	for _, r := range a.remotes {
 		cfg.Subnets = append(cfg.Subnets, r.cfg.PodSubnets...)
 		cfg.Devices = append(cfg.Devices, r.device.Name())

@@ -34,6 +34,9 @@ func (a *agent) findRemoved() error {
 	if err != nil {
 		return err
 	}
+	for _, own := range a.cfg.PodSubnetsMap.Virtuals() {
+		fenced = without(fenced, own)
+	}
 	a.removed.found, a.removed.until = true, time.Now().Add(a.cfg.RemovalGrace)
 	for _, r := range a.remotes {
 		for _, configured := range r.cfg.PodSubnets {

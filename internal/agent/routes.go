@@ -25,7 +25,7 @@ func (a *agent) syncRoutes(ctx context.Context) error {
 	// inside a pod subnet becomes a peer before its packets are exempt. Its own loop reports a
 	// failure.
 	for i, r := range a.remotes {
-		if r.routed.Load() != shared[i] {
+		if r.routed.Load() != shared[i] || !a.translates() {
 			_ = a.syncFilter(ctx)
 			break
 		}
@@ -39,6 +39,7 @@ func (a *agent) syncRoutes(ctx context.Context) error {
 	}
 	// The rules come second: once one is installed, only our own table decides.
 	fenced, err := a.table.Fence(ctx, a.guarded())
+	a.noteGuards(fenced.Subnets)
 	for i, r := range a.remotes {
 		missing := func(s netip.Prefix) bool { return !slices.Contains(fenced.Subnets, s) }
 		if !slices.ContainsFunc(r.cfg.PodSubnets, missing) {
@@ -96,19 +97,20 @@ func (a *agent) wantedRoutes() ([]routes.Route, error) {
 		if err != nil {
 			return nil, err
 		}
-		if r.refused() != nil {
-			i, seen = 0, true // Its device is deleted; the guards stay.
+		if r.refused() != nil || !a.translates() {
+			i, seen = 0, true // Its device is deleted, or nothing may enter it; the guards stay.
 		}
 		index, unset = append(index, i), append(unset, !seen)
 		all = append(all, routes.Desired(r.guarded(), i, nil)...)
 	}
+	all = append(all, routes.Desired(a.virtual(), 0, nil)...)
 	installed, err := a.table.Installed(all)
 	if err != nil {
 		return nil, err
 	}
 	src, settled, srcErr := a.routeSources(installed)
 	a.sources.Store(&src)
-	want := []routes.Route{}
+	want := routes.Desired(a.virtual(), 0, nil)
 	for i, r := range a.remotes {
 		desired := routes.Desired(r.guarded(), index[i], src)
 		if unset[i] || !settled {

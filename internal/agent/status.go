@@ -56,7 +56,7 @@ func (a *agent) status() any {
 		rep.Failing[a.local.nodes.String()] = err.Error()
 	}
 	var packets routes.State
-	rep.Filter, rep.Exit, packets = a.filterStatus(ctx)
+	rep.Filter, rep.Exit, rep.Translation, packets = a.filterStatus(ctx)
 	rep.Removed = a.removed.report(time.Now(), packets.Stopped)
 	if a.relayed != nil {
 		rep.Relay = a.relayed.leases(ctx)

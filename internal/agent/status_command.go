@@ -44,6 +44,7 @@ func showReport(p *report.Page, rep *status.Agent) {
 	showPods(p, rep.Pods)
 	showFilter(p, rep.Filter)
 	showExit(p, rep)
+	showTranslation(p, rep.Translation)
 	if rep.Unsourced != "" {
 		p.Line("%s", hostLine(rep.Unsourced))
 	}
@@ -147,6 +148,27 @@ func showExit(p *report.Page, rep *status.Agent) {
 	if r := rep.Removed; r != nil {
 		p.Line("pod subnets that are no longer configured: packets to %s are refused until %s, %s were",
 			report.Some(r.PodSubnets), r.Until.UTC().Format(time.RFC3339), packets(r.Stopped))
+	}
+}
+
+// showTranslation shows how other clusters know the pods of this one.
+func showTranslation(p *report.Page, t *status.Translation) {
+	if t == nil {
+		return
+	}
+	switch t.State {
+	case status.FilterEnforced:
+	case status.FilterUnknown:
+		p.Failing("translation of pod subnets", t.Error)
+	default:
+		p.Wrong("addresses of pods are not translated: packets to remote pods are refused")
+	}
+	p.Line("other clusters know pods of this one by %s", t.Map)
+	if t.State == status.FilterEnforced && !t.OwnPods {
+		p.Line("pods of this cluster don't reach each other by virtual addresses: the kernel lacks NAT of prefixes (Linux 5.8)")
+	}
+	if t.Untranslated != nil && *t.Untranslated > 0 {
+		p.Line("%d packets were dropped because they were not translated", *t.Untranslated)
 	}
 }
 

@@ -60,6 +60,7 @@ func (a *agent) health() error {
 //	no remote is refused                                       x       x
 //	its nodes are synced, or its API server has failed         x       x
 //	policy rules and device of each remote exist               x
+//	addresses are translated, with a map of pod subnets        x
 //	host and engine allow this process to have devices                 x
 //	this node's object was read from the local API server              x
 //
@@ -73,6 +74,9 @@ func (a *agent) ready() error {
 		return tunnel.Preflight(ctx, a.cfg.Backend, enginePath(a.cfg.Engine))
 	})
 	var errs []error
+	if !standby && !a.translates() && a.mapRefusal() == nil {
+		errs = append(errs, errors.New("addresses of pods are not translated by SEMAPHORE_POD_SUBNETS_MAP"))
+	}
 	if standby {
 		errs = append(errs, preflight())
 		if !a.self.Synced() {

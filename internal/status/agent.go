@@ -22,6 +22,8 @@ type Agent struct {
 	Forwarding Forwarding `json:"forwarding"`
 	Exit       Filter     `json:"exitFilter"`
 	Removed    *Removed   `json:"removedSubnets,omitempty"` // whose packets are refused for a time
+	// Translation is nil without a map of this cluster's pod subnets.
+	Translation *Translation `json:"podSubnetsMap,omitempty"`
 	// Unsourced are podCIDRs of this node in which the host has no address, so that
 	// responses of remote pods to the host itself get lost.
 	Unsourced string `json:"podCIDRsWithoutHostAddress,omitempty"`
@@ -81,6 +83,16 @@ type Filter struct {
 	State string `json:"state"` // one of the constants
 	// Error is set when State is not enforced or unknown.
 	Error string `json:"error,omitempty"`
+}
+
+// Translation is the state of the rules that translate addresses of this node's pods.
+type Translation struct {
+	Map string `json:"map"` // of real subnets to virtual ones, as text
+	Filter
+	// OwnPods is set if pods of this cluster reach each other by virtual addresses.
+	OwnPods bool `json:"ownPods"`
+	// Untranslated are packets dropped because they were not translated; nil: not known.
+	Untranslated *uint64 `json:"untranslated,omitempty"`
 }
 
 // The states of filters.
