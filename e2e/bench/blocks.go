@@ -26,7 +26,7 @@ func (b *bench) manyBlocks(ctx context.Context, a *arena) error {
 		remote := clusters[1+i]
 		b.say("creating %d nodes with %d prefixes each", b.nodes, count)
 		s := &scale{bench: b}
-		if s.crowd, err = newCrowd(ctx, remote, b.nodes, clusters[0].Name, count); err != nil {
+		if s.crowd, err = newCrowd(ctx, remote, b.nodes, clusters[0].Name, count, 0); err != nil {
 			return err
 		}
 		node, err := clusters[0].AddNode(ctx, testbed.NodeConfig{})

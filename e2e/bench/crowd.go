@@ -17,6 +17,7 @@ import (
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
+	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
@@ -36,8 +37,9 @@ type member struct {
 }
 
 // newCrowd creates the nodes. They publish for the cluster of that name. With more than
-// one block each they publish so many of their podCIDR, which is then IPv4, too.
-func newCrowd(ctx context.Context, cluster *testbed.Cluster, size int, local string, blocks int) (*crowd, error) {
+// one block each they publish so many of their podCIDR, which is then IPv4, too. Their status has
+// so many images.
+func newCrowd(ctx context.Context, cluster *testbed.Cluster, size int, local string, blocks, images int) (*crowd, error) {
 	c := &crowd{local: local, members: make([]member, size)}
 	for i := range c.members {
 		key, err := wgtypes.GeneratePrivateKey()
@@ -67,6 +69,9 @@ func newCrowd(ctx context.Context, cluster *testbed.Cluster, size int, local str
 			peers.PublicKeyAnnotation(local): m.peer.key.String(),
 			peers.EndpointAnnotation(local):  m.peer.endpoint.String(),
 			peers.PodCIDRsAnnotation:         m.published(),
+		}
+		if images > 0 {
+			measure.Fill(node, images)
 		}
 	})
 }

@@ -101,17 +101,9 @@ func (s *scale) latency(ctx context.Context) (err error) {
 
 // judge matches changes with the writes to the device.
 func (s *scale) judge(all []changed, written []write, watched *bareWatch) error {
-	byKey := make(map[string]int, len(s.crowd.members))
-	for i, m := range s.crowd.members {
-		byKey[shortKey(m.peer.key)] = i
-	}
-	applied := map[int][]time.Time{}
-	for _, w := range written {
-		member, known := byKey[w.peer]
-		if !known {
-			return fmt.Errorf("%q was written about an unknown peer %s", w.what, w.peer)
-		}
-		applied[member] = append(applied[member], w.at)
+	applied, err := s.crowd.applied(written)
+	if err != nil {
+		return err
 	}
 	slices.SortFunc(all, func(a, b changed) int { return a.sent.Compare(b.sent) })
 	var missing int
@@ -135,6 +127,23 @@ func (s *scale) judge(all []changed, written []write, watched *bareWatch) error 
 		len(all), touched, float64(touched)/float64(len(all)), len(written), len(applied))
 	s.reportLatency(all)
 	return nil
+}
+
+// applied returns when each member was written to a device.
+func (c *crowd) applied(written []write) (map[int][]time.Time, error) {
+	byKey := make(map[string]int, len(c.members))
+	for i, m := range c.members {
+		byKey[shortKey(m.peer.key)] = i
+	}
+	applied := map[int][]time.Time{}
+	for _, w := range written {
+		member, known := byKey[w.peer]
+		if !known {
+			return nil, fmt.Errorf("%q was written about an unknown peer %s", w.what, w.peer)
+		}
+		applied[member] = append(applied[member], w.at)
+	}
+	return applied, nil
 }
 
 // reportLatency compares the way to the device with the way to a bare watch,

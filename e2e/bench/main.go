@@ -7,6 +7,8 @@
 //	go run ./e2e/bench -only live -nodes 500  # the cost of probes, with peers that answer
 //	go run ./e2e/bench -only contacts         # how long first contacts take
 //	go run ./e2e/bench -only overlap          # what maps of pod subnets cost
+//	go run ./e2e/bench -only relay-memory     # agents that read semaphore-relay's objects, and itself
+//	go run ./e2e/bench -only relay-changes -nodes 1000
 //	go run ./e2e/bench -only throughput -agent ./new -against ./old
 //
 // Linux only, needs root. It works in namespaces of the testbed, which are
@@ -84,7 +86,7 @@ func exit(err error) {
 
 // parts are what can be asked for by name, in the order in which they run.
 func parts() []string {
-	return []string{"throughput", "narrow", "restart", "filter", "overlap", "nodes", "blocks", "live", "moves", "churn", "contacts"}
+	return []string{"throughput", "narrow", "restart", "filter", "overlap", "nodes", "blocks", "live", "moves", "churn", "relay-memory", "relay-changes", "contacts"}
 }
 
 func parse(args []string) (options, error) {
@@ -93,7 +95,7 @@ func parse(args []string) (options, error) {
 	only := flags.String("only", strings.Join(parts(), ","), "parts to run")
 	flags.IntVar(&opts.pairs, "pairs", 5, "how often each comparison is made")
 	flags.DurationVar(&opts.seconds, "time", 4*time.Second, "how long one transfer takes")
-	flags.IntVar(&opts.nodes, "nodes", 5000, "nodes of the remote cluster in parts nodes, blocks and live")
+	flags.IntVar(&opts.nodes, "nodes", 5000, "nodes of the remote cluster in parts nodes, blocks, live, relay-memory and relay-changes")
 	flags.IntVar(&opts.contactCount, "contacts", 500, "first contacts in part contacts")
 	flags.StringVar(&opts.against, "against", "",
 		"another build of semaphore-wireguard to compare the throughput with, instead of wireguard-go")
@@ -146,6 +148,12 @@ func run(ctx context.Context, opts options) (err error) {
 	}
 	if err == nil && b.wants("churn") {
 		err = b.inTestbed(ctx, b.churn)
+	}
+	if err == nil && b.wants("relay-memory") {
+		err = b.inTestbed(ctx, b.relayMemory)
+	}
+	if err == nil && b.wants("relay-changes") {
+		err = b.inTestbed(ctx, b.relayChanges)
 	}
 	if err == nil && b.wants("contacts") {
 		err = b.contacts(ctx)

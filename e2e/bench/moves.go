@@ -55,7 +55,7 @@ func (b *bench) moves(ctx context.Context, a *arena) error {
 	}
 	s := &scale{bench: b}
 	b.say("creating %d nodes", movingNodes)
-	if s.crowd, err = newCrowd(ctx, remote, movingNodes, local.Name, blocks); err != nil {
+	if s.crowd, err = newCrowd(ctx, remote, movingNodes, local.Name, blocks, 0); err != nil {
 		return err
 	}
 	var there []*testbed.Node

@@ -47,7 +47,7 @@ func (b *bench) manyNodes(ctx context.Context, a *arena) error {
 	local, remote := clusters[0], clusters[1]
 	b.say("creating %d nodes", b.nodes)
 	s := &scale{bench: b}
-	if s.crowd, err = newCrowd(ctx, remote, b.nodes, local.Name, 1); err != nil {
+	if s.crowd, err = newCrowd(ctx, remote, b.nodes, local.Name, 1, 0); err != nil {
 		return err
 	}
 	var nodes [2]*testbed.Node

@@ -172,17 +172,7 @@ func (b *bench) node(i int) *corev1.Node {
 			{Type: corev1.NodeInternalIP, Address: fmt.Sprintf("198.18.%d.%d", i>>8, i&255)}, {Type: corev1.NodeHostName, Address: name(i)},
 		}},
 	}
-	for n := range b.images {
-		image := fmt.Sprintf("registry.example.com/team-%d/some-service-with-a-name-%d", n%7, n)
-		digest := fmt.Sprintf("%s@sha256:%064x", image, n)
-		node.Status.Images = append(node.Status.Images, corev1.ContainerImage{Names: []string{digest, image + ":v1.2.3"}, SizeBytes: int64(n) << 20})
-	}
-	for _, of := range []corev1.NodeConditionType{"MemoryPressure", "DiskPressure", "PIDPressure", "Ready"} {
-		node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{
-			Type: of, Status: "False", LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now(),
-			Reason: "KubeletHasNo" + string(of), Message: "kubelet has no " + string(of),
-		})
-	}
+	measure.Fill(node, b.images)
 	return node
 }
 
