@@ -25,7 +25,7 @@ const (
 	relayImages = 50
 	// relayLimit is the memory limit of semaphore-relay in deploy/relay, and relayGoal what it may
 	// take with two remotes of 5,000 nodes.
-	relayLimit, relayGoal = 512 << 20, 128 << 20
+	relayLimit, relayGoal = 512 << 20, 128e6
 	// deviceGoal is how long a changed node may take to the device, for 99 of 100.
 	deviceGoal = 100 * time.Millisecond
 )
@@ -127,6 +127,9 @@ func (r *relayed) start(ctx context.Context) error {
 			return err
 		}
 		objects := 0
+		if len(st.Unconfigured) > 0 {
+			return fmt.Errorf("objects of %v remain", st.Unconfigured)
+		}
 		for i := range st.Clusters {
 			c := &st.Clusters[i]
 			if objects += c.Shards; !c.Local && c.Nodes != r.nodes || c.Incomplete != "" || c.Pending > 0 {
@@ -171,17 +174,32 @@ func (b *bench) relayMemory(ctx context.Context, a *arena) (err error) {
 			p.Kill()
 		}
 	}()
-	if err := errors.Join(r.start(ctx), r.ownMemory(ctx, group)); err != nil {
+	if err := r.start(ctx); err != nil {
+		return err
+	}
+	if err := r.ownMemory(ctx, group); err != nil {
+		return err
+	}
+	// The agents have one remote.
+	r.relay.Env["SEMAPHORE_REMOTES"] = r.remotes[0].Name
+	if err := r.restart(ctx); err != nil {
 		return err
 	}
 	return r.agentMemory(ctx)
+}
+
+func (r *relayed) restart(ctx context.Context) error {
+	if err := r.relay.Stop(ctx); err != nil {
+		return err
+	}
+	return r.start(ctx)
 }
 
 // ownMemory measures the memory of semaphore-relay after its first writes, and after a restart.
 func (r *relayed) ownMemory(ctx context.Context, group *testbed.MemoryGroup) error {
 	for _, what := range []string{"all nodes written", "a restart"} {
 		if what == "a restart" {
-			if err := errors.Join(r.relay.Stop(ctx), r.start(ctx)); err != nil {
+			if err := r.restart(ctx); err != nil {
 				return err
 			}
 		}

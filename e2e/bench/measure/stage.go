@@ -27,15 +27,16 @@ func NewStage(ctx context.Context, program, local, remote string, manifests ...s
 	if err != nil {
 		return nil, err
 	}
-	s = &Stage{}
-	if s.testbed, err = testbed.New(testbed.Config{Tools: binaries}); err != nil {
+	tb, err := testbed.New(testbed.Config{Tools: binaries})
+	if err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, s.Close())
+			err = errors.Join(err, tb.Close())
 		}
 	}()
+	s = &Stage{testbed: tb}
 	Say("building %s", program)
 	// The testbed's folder goes with it, however this process ends.
 	binary, err := programs.Build(ctx, program, s.testbed.Dir(), "-ldflags=-s -w")
