@@ -130,19 +130,18 @@ func (a *all) candidates(f, other *inspect.Facts) []string {
 // choose selects the address at which the others' nodes reach an API server. A cluster that
 // reaches its configured address keeps it.
 func (a *all) choose(j int, other *inspect.Facts, found []probe.Answers) []fault {
-	merged := probe.Answers{}
+	merged, remaining := probe.Answers{}, make([]probe.Answers, len(found))
 	for i, nodes := range found {
 		if have := configured(a.facts[i], other); i != j && a.Servers[other.Name] == "" && have != "" && len(nodes) > 0 {
-			if server, _ := outside([]string{have}, nodes); server != "" {
+			if server, _ := outside([]string{have}, a.needed(i, have, nodes)); server != "" {
 				a.stays[[2]string{a.facts[i].Name, other.Name}] = true
 				a.Done("%s: its nodes reach the API server of %s at %s, as configured", a.facts[i].Name, other.Name, have)
 				continue
 			}
 		}
-		for node, result := range nodes {
-			if i != j {
-				merged[a.facts[i].Name+"/"+node] = result
-			}
+		if i != j {
+			remaining[i] = nodes
+			maps.Copy(merged, named(a.facts[i].Name, nodes))
 		}
 	}
 	candidates := a.candidates(other, other) // A cluster has no settings for itself.
@@ -154,6 +153,19 @@ func (a *all) choose(j int, other *inspect.Facts, found []probe.Answers) []fault
 		a.Servers[other.Name] = server
 		a.Done("%s: the other clusters' nodes reach its API server at %s", other.Name, server)
 		return nil
+	}
+	for _, s := range candidates {
+		needed := probe.Answers{}
+		for i, nodes := range remaining {
+			maps.Copy(needed, named(a.facts[i].Name, a.needed(i, s, nodes)))
+		}
+		if server, _ := outside([]string{s}, needed); server == "" {
+			continue
+		}
+		a.Servers[other.Name] = s
+		_, why := outside([]string{s}, merged)
+		return []fault{{cluster: other.Name, warning: true, what: "its API server: " + strings.Join(why, "; "),
+			remedy: "agents don't need it, but let semaphore-relay and the other programs run on nodes that reach it"}}
 	}
 	return []fault{{cluster: other.Name, what: "its API server: " + strings.Join(why, "; "),
 		remedy: "allow connections from the other clusters' nodes, or set the address at which they reach it: --api-server " + other.Name + "=https://..."}}
@@ -185,6 +197,32 @@ func backends(found probe.Answers) (kernel, userspace int) {
 		}
 	}
 	return kernel, userspace
+}
+
+// needed returns the answers of those of a cluster's nodes that have to reach a server. With
+// semaphore-relay some are enough.
+func (a *all) needed(i int, server string, nodes probe.Answers) probe.Answers {
+	if a.wanted[i] == nil || !a.wanted[i].Relay {
+		return nodes
+	}
+	reaching := maps.Clone(nodes)
+	maps.DeleteFunc(reaching, func(_ string, result reach.Result) bool {
+		why, tried := result.Servers[server]
+		return !tried || why != ""
+	})
+	if len(reaching) == 0 {
+		return nodes
+	}
+	return reaching
+}
+
+// named returns answers with the cluster before the names of its nodes.
+func named(cluster string, nodes probe.Answers) probe.Answers {
+	all := probe.Answers{}
+	for node, result := range nodes {
+		all[cluster+"/"+node] = result
+	}
+	return all
 }
 
 // outside returns the first of a cluster's servers that all nodes reach, or none and why

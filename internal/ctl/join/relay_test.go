@@ -18,6 +18,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
+	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 )
 
@@ -99,6 +101,57 @@ func TestRightsOfBoth(t *testing.T) {
 				t.Errorf("%s: step %d: the agents' role lacks %s: %s", name, i, want, text)
 			}
 		}
+	}
+}
+
+// TestOnePathIsEnough has nodes that don't reach the API server of gcp: with semaphore-relay one
+// that does is enough.
+func TestOnePathIsEnough(t *testing.T) {
+	const first, second = "https://a.gcp.example:6443", "https://b.gcp.example:6443"
+	reaches := func(servers ...string) reach.Result {
+		r := reach.Result{Servers: map[string]string{first: "connection refused", second: "i/o timeout"}}
+		for _, s := range servers {
+			r.Servers[s] = ""
+		}
+		return r
+	}
+	for name, c := range map[string]struct {
+		relay         bool
+		nodes         probe.Answers
+		have          string // in the settings of aws
+		server, fault string
+		warning       bool
+	}{
+		"direct, all":      {false, probe.Answers{"n1": reaches(first), "n2": reaches(first)}, "", first, "", false},
+		"direct, one":      {false, probe.Answers{"n1": reaches(first), "n2": reaches()}, "", "", "not reached from node aws/n2: connection refused", false},
+		"relay, all":       {true, probe.Answers{"n1": reaches(second), "n2": reaches(second)}, "", second, "", false},
+		"relay, one":       {true, probe.Answers{"n1": reaches(second), "n2": reaches()}, "", second, "not reached from node aws/n2: i/o timeout", true},
+		"relay, all first": {true, probe.Answers{"n1": reaches(first, second), "n2": reaches(second)}, "", second, "", false},
+		"relay, none":      {true, probe.Answers{"n1": reaches(), "n2": reaches()}, "", "", "not reached from node aws/n1", false},
+		"relay, as before": {true, probe.Answers{"n1": reaches(second), "n2": reaches()}, second, "", "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			aws, gcp := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2")
+			gcp.Servers = []string{first, second}
+			if c.have != "" {
+				aws.Installed.Settings = inspect.Settings{"SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_REMOTE_GCP_API_URL": c.have}
+			}
+			a := runOf(t, aws, gcp)
+			a.Servers = map[string]string{}
+			if c.relay {
+				a.Relay = relayOn
+			}
+			if err := a.render(); err != nil {
+				t.Fatal(err)
+			}
+			faults := a.choose(1, gcp, []probe.Answers{c.nodes, {}})
+			if a.Servers["gcp"] != c.server || a.stays[[2]string{"aws", "gcp"}] != (c.have != "") {
+				t.Errorf("it chooses %q, and keeps what it has: %v", a.Servers["gcp"], a.stays)
+			}
+			if c.fault == "" && len(faults) > 0 || c.fault != "" && (len(faults) != 1 || !strings.Contains(faults[0].String(), c.fault) || faults[0].warning != c.warning) {
+				t.Errorf("faults %v, want %q", faults, c.fault)
+			}
+		})
 	}
 }
 
