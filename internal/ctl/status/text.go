@@ -70,8 +70,7 @@ func (v *View) clusters(b *strings.Builder) {
 	separator := "\n"
 	for i := range v.Clusters {
 		if c := &v.Clusters[i]; c.Relay != nil {
-			fmt.Fprintf(b, "%s%s: agents read the nodes of %s from semaphore-relay; %d of %s up to date\n",
-				separator, c.Name, cli.Count(c.Relay.Clusters, "cluster"), c.Relay.Current, cli.Count(c.Relay.Agents, "agent"))
+			fmt.Fprintf(b, "%s%s: %s\n", separator, c.Name, c.Relay)
 			separator = ""
 		}
 	}
@@ -81,6 +80,10 @@ func (v *View) clusters(b *strings.Builder) {
 			separator = ""
 		}
 	}
+}
+
+func (r *Relay) String() string {
+	return fmt.Sprintf("agents read the nodes of %s from semaphore-relay; %d of %s up to date", cli.Count(r.Clusters, "cluster"), r.Current, cli.Count(r.Agents, "agent"))
 }
 
 func (m *Mesh) text(b *strings.Builder, now time.Time, wide bool) {

@@ -163,6 +163,37 @@ func TestText(t *testing.T) {
 }
 
 // TestVerdict is one line; links lead from it to the faults, and from these to the paths.
+// TestAgentsOfARelay counts the agents that have read the latest objects of semaphore-relay.
+func TestAgentsOfARelay(t *testing.T) {
+	clusters := inspecttest.Pair(3)
+	aws := clusters[0]
+	aws.Stored.Value = map[string]string{"aws": "7", "gcp": "100"}
+	for i, revision := range []string{"100", "101", "99"} {
+		a := aws.Agents[i].Value
+		a.RemotesFrom, a.Relay = inspect.RemotesFromRelay, map[string]status.RelayContact{"aws": {Revision: "7"}, "gcp": {Revision: revision}}
+	}
+	v := Of(now, clusters)
+	if diff := cmp.Diff(&Relay{Clusters: 2, Agents: 3, Current: 2}, v.Clusters[0].Relay); diff != "" || v.Clusters[1].Relay != nil {
+		t.Errorf("gcp: %v, aws (-want +got):\n%s", v.Clusters[1].Relay, diff)
+	}
+	if want := []string{"aws: aws-3 hasn't read the latest nodes of gcp from semaphore-relay"}; !slices.Equal(v.Wrong, want) {
+		t.Errorf("wrong: %q", v.Wrong)
+	}
+	var text, page strings.Builder
+	if err := errors.Join(v.Text(&text, false), v.HTML(&page)); err != nil {
+		t.Fatal(err)
+	}
+	const line = "aws: agents read the nodes of 2 clusters from semaphore-relay; 2 of 3 agents up to date"
+	if !strings.Contains(text.String(), "\n"+line+"\n") || !strings.Contains(page.String(), ">"+line+"<") {
+		t.Errorf("without %q:\n%s\n%s", line, text.String(), page.String())
+	}
+	// What is stored isn't known.
+	aws.Stored = inspect.Fact[map[string]string]{Err: "forbidden"}
+	if got := Of(now, clusters).Clusters[0].Relay; got.Current != 0 || got.Agents != 3 {
+		t.Errorf("without knowing what is stored: %+v", got)
+	}
+}
+
 func TestVerdict(t *testing.T) {
 	path := func(c *inspect.Cluster, node int) *status.Path { return c.Agents[0].Value.Remotes[0].Peers[node].Path }
 	for name, tt := range map[string]struct {
