@@ -68,7 +68,7 @@ func change(ctx context.Context, s *cli.Session, c *cli.Cluster, tool string, da
 
 func workload(tool string) string {
 	if tool == manifests.WireGuard {
-		return "daemonset/semaphore-wireguard"
+		return "daemonset/semaphore-wireguard, or deployment/semaphore-relay where agents read nodes from it"
 	}
 	return "deployment/semaphore-" + manifests.Account(tool)
 }

@@ -219,13 +219,17 @@ func (a *all) write(directory string) error {
 		a.Say("  %s", a.Kubectl(c.Context, "apply -k %s", filepath.Join(directory, c.Name)))
 	}
 	a.Say("  %s", a.Line(append([]string{"tokens"}, strings.Split(names(a.clusters), ", ")...)...))
-	for _, f := range a.facts {
+	for i, f := range a.facts {
 		where := "the configuration of its CoreDNS"
 		switch dns := f.DNS; {
 		case dns != nil && dns.Owner.Name != "":
 			where = "what " + dns.Owner.Name + " applies: " + dns.Owner.Instead
 		case dns != nil:
 			where = dns.Target()
+		}
+		if f.Installed.Relay && !a.wanted[i].Relay {
+			a.Say("%s: the files no longer contain semaphore-relay. When all agents are rolled out, delete it: %s", f.Name, a.Kubectl(a.clusters[i].Context,
+				"-n %s delete deployment %s", cli.Namespace, inspect.Relay))
 		}
 		a.Say("%s: add the server blocks in %s to %s", f.Name, filepath.Join(directory, f.Name, "Corefile"), where)
 	}

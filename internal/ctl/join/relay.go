@@ -159,7 +159,7 @@ func (a *all) startRelays(ctx context.Context) error {
 			var first *time.Time
 			err := poll(ctx, func(ctx context.Context) error { return stored(ctx, c, name, a.moves(i), &first) })
 			if err != nil {
-				return cli.Hint(fmt.Errorf("%s: semaphore-relay hasn't stored the nodes of %s yet: %w", c.Name, name, err), "find out why with "+a.Line("doctor", c.Name, name)+"; agents stay as they are until then")
+				return fmt.Errorf("%s: semaphore-relay hasn't stored the nodes of %s, and agents stay as they are until it has: %w; find out why with semaphorectl doctor", c.Name, name, err)
 			}
 		}
 		if a.moves(i) {
