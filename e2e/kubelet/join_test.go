@@ -258,6 +258,16 @@ func (l *lab) handedTokens(t *testing.T) map[string]string {
 
 // interrupted joins and leaves with an interruption after each step in turn.
 func (l *lab) interrupted(t *testing.T, before []string) {
+	l.eachStep(t, "join", join.Join)
+	l.waitReach(t)
+	l.eachStep(t, "leave", join.Leave)
+	l.same(t, before)
+}
+
+// eachStep runs join or leave with an interruption after its first step, then after the next one,
+// and so on until it completes.
+func (l *lab) eachStep(t *testing.T, what string, do func(context.Context, *cli.Session, []*cli.Cluster, join.Options) error) {
+	t.Helper()
 	var clusters []*cli.Cluster
 	for _, c := range l.clusters {
 		clusters = append(clusters, &cli.Cluster{
@@ -266,20 +276,10 @@ func (l *lab) interrupted(t *testing.T, before []string) {
 	}
 	session := cli.NewSession(nil, io.Discard, t.Output(), os.LookupEnv)
 	stopped := errors.New("interrupted")
-	l.eachStep(t, "join", stopped, func(ctx context.Context, o join.Options) error { return join.Join(ctx, session, clusters, o) })
-	l.waitReach(t)
-	l.eachStep(t, "leave", stopped, func(ctx context.Context, o join.Options) error { return join.Leave(ctx, session, clusters, o) })
-	l.same(t, before)
-}
-
-// eachStep runs something with an interruption after its first step, then after the next one,
-// and so on until it completes.
-func (l *lab) eachStep(t *testing.T, what string, stopped error, do func(context.Context, join.Options) error) {
-	t.Helper()
 	done := map[string]bool{}
 	for {
 		var at []string
-		err := do(within(t, 5*time.Minute), join.Options{
+		err := do(within(t, 5*time.Minute), session, clusters, join.Options{
 			Wishes: join.Wishes{Image: ourImage()}, NoProbe: true, Yes: true,
 			AfterStep: func(step string) error {
 				l.mu.Lock()

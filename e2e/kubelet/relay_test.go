@@ -11,10 +11,12 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/internal/ctl/join"
 )
 
-// TestRelay moves the agents of both clusters to semaphore-relay, back, and there again, under
-// traffic. Then the clusters leave.
+// TestRelay moves the agents of both clusters to semaphore-relay, back, and there again with
+// interruptions, under traffic. Then the clusters leave.
 func TestRelay(t *testing.T) {
 	l := startLab(t, "aws", "gcp")
 	l.startDNS(t)
@@ -44,7 +46,13 @@ func TestRelay(t *testing.T) {
 			t.Errorf("the CRD is left:\n%s", out)
 		}
 	}
-	move("agents move to semaphore-relay again", "on")
+	l.under(t, "a move to semaphore-relay that is interrupted after each step", func() {
+		l.eachStep(t, "join --relay=on", func(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o join.Options) error {
+			o.Relay = "on"
+			return join.Join(ctx, s, clusters, o)
+		})
+	})
+	l.readsFrom(t, true)
 	t.Run("without the right to read objects", func(t *testing.T) {
 		l.kubectl(t, 0, "-n", programs.Namespace, "delete", "rolebinding", "semaphore-wireguard-relay")
 		l.under(t, "agents restart without the right to read objects", func() {
@@ -61,7 +69,7 @@ func TestRelay(t *testing.T) {
 			return err
 		}))
 	})
-	l.ctl(t, "leave", "aws", "gcp")
+	l.eachStep(t, "leave", join.Leave)
 	l.same(t, before)
 }
 

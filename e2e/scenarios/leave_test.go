@@ -1,6 +1,7 @@
 package scenarios_test
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"path/filepath"
@@ -17,10 +18,12 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 )
 
-// TestLeaveLosesNoRequest joins three clusters with a global service and has two of them
-// forget the third one under requests: none fails, as endpoints are withdrawn before tunnels.
+// TestLeaveLosesNoRequest joins two clusters with semaphore-relay, and a third one without to them,
+// with a global service, and has the two forget the third one under requests: none fails, as
+// endpoints are withdrawn before tunnels.
 func TestLeaveLosesNoRequest(t *testing.T) {
 	nstest.Root(t)
 	tb := testbed.Start(t, testbed.Config{}, tools.KubeProxy)
@@ -53,6 +56,7 @@ func TestLeaveLosesNoRequest(t *testing.T) {
 	agent := program(t, programs.WireGuard)
 	fakeKubelet := programs.StartFakeKubelet(t.Context(), t.TempDir(), map[string]string{
 		programs.WireGuard: agent, programs.ServiceMirror: program(t, programs.ServiceMirror), programs.Engine: filepath.Join(filepath.Dir(agent), programs.Engine),
+		programs.Relay: program(t, programs.Relay),
 	}, clusters...)
 	t.Cleanup(fakeKubelet.Stop)
 
@@ -77,7 +81,10 @@ func TestLeaveLosesNoRequest(t *testing.T) {
 	}
 	run(1, "leave", "aws", "nowhere")
 	said(run(0, "leave", "aws", "gcp"), "! aws: Kube-Semaphore isn't installed, nothing was changed", "! gcp: Kube-Semaphore isn't installed, nothing was changed")
-	out := run(0, slices.Concat([]string{"join", "--yes", "--no-probe", "--tools", "wireguard,mirror"}, ranges, names)...)
+	install := []string{"join", "--yes", "--no-probe", "--tools", "wireguard,mirror"}
+	run(0, slices.Concat(install, []string{"--relay=on"}, ranges[:4], names[:2])...)
+	out := run(0, slices.Concat(install, ranges, names)...)
+	relays(t, clusters, []string{"aws gcp merit", "aws gcp merit", ""})
 	said(out, "✓ aws, gcp and merit are joined. Next:", "label service web mirror.semaphore.uw.io/mirror-service=true", "semaphorectl doctor aws gcp merit")
 
 	for i, c := range clusters {
@@ -114,10 +121,44 @@ func TestLeaveLosesNoRequest(t *testing.T) {
 			}
 		}
 	}
+	relays(t, clusters, []string{"aws gcp", "aws gcp", ""})
 	// Again: it has left.
 	said(run(0, "leave", "--force", "--gone", "merit", "aws", "gcp"), "aws: it had left merit already", "gcp: it had left merit already")
 	said(run(0, "leave", "--force", "--gone", "oracle", "aws"), "! aws: it isn't joined with oracle, nothing was changed")
 	// Joined again, its endpoints are used again.
-	run(0, slices.Concat([]string{"join", "--yes", "--no-probe", "--tools", "wireguard,mirror"}, ranges, names)...)
+	run(0, slices.Concat(install, ranges, names)...)
 	client.settled(t, time.Now(), 5, pods...)
+}
+
+// relays waits until semaphore-relay has stored the nodes of the wanted clusters in each cluster,
+// and of no others; none: it isn't installed.
+func relays(t *testing.T, clusters []*testbed.Cluster, wanted []string) {
+	t.Helper()
+	for i, c := range clusters {
+		eventually(t, time.Minute, "the objects of semaphore-relay in "+c.Name, func(ctx context.Context) error {
+			list, err := c.Dynamic().Resource(v1alpha1.GroupVersion().WithResource(v1alpha1.Resource)).Namespace(programs.Namespace).List(ctx, metav1.ListOptions{})
+			if err != nil && !apierrors.IsNotFound(err) {
+				return err
+			}
+			leases, err := c.Client().CoordinationV1().Leases(programs.Namespace).List(ctx, metav1.ListOptions{LabelSelector: v1alpha1.ClusterLabel})
+			if err != nil {
+				return err
+			}
+			var indexes, contacts []string
+			if list != nil {
+				for _, o := range list.Items {
+					if !strings.Contains(o.GetName(), ".") {
+						indexes = append(indexes, o.GetName())
+					}
+				}
+			}
+			for _, lease := range leases.Items {
+				contacts = append(contacts, lease.Labels[v1alpha1.ClusterLabel])
+			}
+			if got, with := strings.Join(indexes, " "), strings.Join(contacts, " "); got != wanted[i] || with != wanted[i] {
+				return fmt.Errorf("it has indexes of %q and Leases of %q, want %q", got, with, wanted[i])
+			}
+			return nil
+		})
+	}
 }
