@@ -11,21 +11,21 @@ import (
 	"testing"
 )
 
-// TestAll makes a release as make release does.
+// TestAll makes a release as make release does, with notes that stay in CHANGELOG.md.
 func TestAll(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds semaphorectl for six platforms")
 	}
 	dir := filepath.Join(t.TempDir(), "dist")
 	const image = "registry.example/kube-semaphore@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
-	if _, err := call(t, "all", "-version", "v1.2.3", "-notes", "Unreleased", "-image", image, "-url", "https://example.org/v1.2.3", "-o", dir); err != nil {
+	if _, err := call(t, "all", "-version", "v0.1.0", "-image", image, "-url", "https://example.org/v0.1.0", "-o", dir); err != nil {
 		t.Fatal(err)
 	}
 	sums, err := os.ReadFile(filepath.Join(dir, "SHA256SUMS"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := []string{"notes.md", "sbom.cdx.json", "third-party-licences.txt", "semaphore.yaml", "kube-semaphore-1.2.3.tgz"}
+	names := []string{"notes.md", "sbom.cdx.json", "third-party-licences.txt", "semaphore.yaml", "kube-semaphore-0.1.0.tgz"}
 	for _, p := range platforms() {
 		names = append(names, p.archive())
 	}
@@ -49,13 +49,13 @@ func TestAll(t *testing.T) {
 	if program := unpack("semaphorectl_linux_amd64.tar.gz", "semaphorectl"); !bytes.Contains(program, []byte(image)) {
 		t.Error("semaphorectl doesn't know the image")
 	}
-	if values := unpack("kube-semaphore-1.2.3.tgz", "kube-semaphore/values.yaml"); !bytes.Contains(values, []byte("digest: \"sha256:0123456789abcdef")) {
+	if values := unpack("kube-semaphore-0.1.0.tgz", "kube-semaphore/values.yaml"); !bytes.Contains(values, []byte("digest: \"sha256:0123456789abcdef")) {
 		t.Errorf("the values of the chart are\n%s", values)
 	}
 	if notes, err := os.ReadFile(filepath.Join(dir, "notes.md")); err != nil || !strings.HasSuffix(string(notes), "The image is `"+image+"`.\n") {
 		t.Errorf("notes: %v\n%s", err, notes)
 	}
-	if _, err := call(t, "all", "-version", "v1.2.3", "-o", dir); err == nil || !strings.Contains(err.Error(), "not an empty folder") {
+	if _, err := call(t, "all", "-version", "v0.1.0", "-o", dir); err == nil || !strings.Contains(err.Error(), "not an empty folder") {
 		t.Errorf("over another release: %v", err)
 	}
 }
