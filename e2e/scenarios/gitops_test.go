@@ -13,7 +13,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
-// TestReconciledTwice applies the example as Argo CD and Flux do, client-side and
+// TestReconciledTwice applies the example, with the relay, as Argo CD and Flux do, client-side and
 // server-side, and expects that a second time changes nothing, and that no difference is
 // found.
 func TestReconciledTwice(t *testing.T) {
@@ -22,7 +22,7 @@ func TestReconciledTwice(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			cluster := startCluster(t)
-			folder := filepath.Join(deployFolder(t), "example", "aws")
+			folder := overlay(t, []string{"example/aws", "relay"}, []string{"wireguard/relay"})
 			apply := func(unchanged bool) map[string]string {
 				t.Helper()
 				out, err := cluster.Kubectl(within(t, 2*time.Minute), append([]string{"apply", "-k", folder}, flags...)...)

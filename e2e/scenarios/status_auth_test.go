@@ -154,7 +154,7 @@ func TestAuthenticatedComponent(t *testing.T) {
 		resources []string
 		want      int
 	}{
-		{[]string{"wireguard", "service-mirror", "policy"}, 3},
+		{[]string{"wireguard", "service-mirror", "policy", "relay"}, 4},
 		{[]string{"wireguard"}, 1},
 	} {
 		// Beside the others, where kustomize finds them by relative paths.
