@@ -1,6 +1,6 @@
 // Package tools builds the programs that the tests, the demo and the linter
 // run: a real Kubernetes control plane, etcd, kube-proxy, kubelet, CoreDNS,
-// containerd, promtool, helm, golangci-lint and govulncheck. They come from modules below
+// containerd, Prometheus, helm, golangci-lint and govulncheck. They come from modules below
 // this folder, whose go.mod and go.sum pin every version, so that they can't disturb
 // the dependencies of the product. The programs of a cluster are one module, kubernetes:
 // they share most of their packages, and are built at once. The container runtime is
@@ -44,6 +44,7 @@ const (
 	KubeScheduler         = "kube-scheduler"
 	Kubectl               = "kubectl"
 	Kubelet               = "kubelet"
+	Prometheus            = "prometheus"
 	Promtool              = "promtool"
 )
 
@@ -120,8 +121,8 @@ func catalogue() []tool {
 		kubernetes(KubeScheduler),
 		kubernetes(Kubectl),
 		kubernetes(Kubelet),
-		// What finds scrape targets in clouds is most of promtool, and checking
-		// rules needs none of it.
+		// What finds scrape targets in clouds is most of both, and neither needs it here.
+		{name: Prometheus, module: "prometheus", pkg: "github.com/prometheus/prometheus/cmd/prometheus", tags: "remove_all_sd"},
 		{name: Promtool, module: "prometheus", pkg: "github.com/prometheus/prometheus/cmd/promtool", tags: "remove_all_sd"},
 	}
 }

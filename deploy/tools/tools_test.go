@@ -265,6 +265,7 @@ func TestModulesShareVersions(t *testing.T) {
 		"github.com/mdlayher/netlink",
 		"github.com/mdlayher/socket",
 		"github.com/prometheus/client_golang", // promtool needs the API of 1.24
+		"go.uber.org/zap",                     // of Prometheus only what receives OTLP imports it
 		"sigs.k8s.io/mcs-api",                 // of the control planes only CoreDNS imports it
 	}
 	root, kubernetes, prometheus := filepath.Join("..", ".."), "kubernetes", "prometheus"
