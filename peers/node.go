@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
@@ -28,6 +29,9 @@ const maxPrefix = 64
 // maxAllocated bounds the stored prefixes of spec.podCIDRs beside those of the annotation.
 // Kubernetes allows one per family.
 const maxAllocated = 2
+
+// maxMap bounds the bytes of a map that is parsed; the longest valid one is shorter.
+const maxMap = 2048
 
 // PodCIDRsAnnotation is the node annotation with the pod prefixes of the node, sorted and
 // comma-separated, the same for all clusters. A node without it has those of
@@ -84,10 +88,44 @@ type Node struct {
 
 // NodeFor returns a function that trims Kubernetes Nodes to what the agent of the cluster
 // local needs, with at most maxPrefixes prefixes each. Nodes that publish nothing for that
-// cluster are left out.
-func NodeFor(local string, maxPrefixes int) func(*corev1.Node) (*Node, bool) {
+// cluster are left out. subnets are the pod subnets of the nodes' cluster, see virtuallyAllocated.
+func NodeFor(local string, maxPrefixes int, subnets ...netip.Prefix) func(*corev1.Node) (*Node, bool) {
 	trim := trimmer(local, maxPrefixes)
-	return func(n *corev1.Node) (*Node, bool) { return trim(&n.ObjectMeta, specPodCIDRs(n), false) }
+	return func(n *corev1.Node) (*Node, bool) {
+		given := specPodCIDRs(n)
+		if _, published := n.Annotations[PodCIDRsAnnotation]; published {
+			given = virtuallyAllocated(given[:min(len(given), maxAllocated)], n.Annotations[config.SubnetMapAnnotation], subnets)
+		}
+		return trim(&n.ObjectMeta, given, false)
+	}
+}
+
+// virtuallyAllocated returns prefixes that a node's control plane allocated as other clusters know
+// them, by the map that the node publishes. The control plane doesn't know the map, and a kubelet
+// can publish any: to keep it from moving the allocation to a prefix of another node, a map counts
+// only if it leaves those bits that differ within the cluster's subnets, and maps none of these.
+func virtuallyAllocated(given []string, text string, subnets []netip.Prefix) []string {
+	var by config.SubnetMap
+	if text == "" || len(text) > maxMap || len(subnets) == 0 || by.Decode(text) != nil {
+		return given
+	}
+	for _, m := range by {
+		for _, s := range subnets {
+			if m.Real.Overlaps(s) || m.Virtual.Overlaps(s) && m.Virtual.Bits() > s.Bits() {
+				return given
+			}
+		}
+	}
+	virtual := make([]string, len(given))
+	for i, text := range given {
+		virtual[i] = text
+		if p, err := parsePrefix(text); err == nil {
+			if p, err = by.VirtualPrefix(p); err == nil {
+				virtual[i] = p.String()
+			}
+		}
+	}
+	return virtual
 }
 
 // BareNodeFor is NodeFor of nodes that are read as metadata only, which Suffices must accept.

@@ -480,6 +480,7 @@ func TestVirtualAddressesOfTheOwnClusterAreRefused(t *testing.T) {
 // kube-proxy's rules do with real addresses what they do without a map: a Service has a pod of the
 // other cluster as its endpoint, and packets that it marks are masqueraded.
 func TestTranslationBesideKubeProxy(t *testing.T) {
+	needsNFT(t)
 	b := newMappedBed(t, true)
 	must(t, b.aws.Do(func() error {
 		nft(t, `table ip nat {
@@ -555,6 +556,7 @@ func TestTranslationBesideKubeProxy(t *testing.T) {
 // While the rules are flushed no packet with a real address of the cluster gets through, and the
 // connection goes on afterwards.
 func TestFlushedTranslation(t *testing.T) {
+	needsNFT(t)
 	b := newMappedBed(t, true)
 	conn := connect(t, b.awsPod, "udp4", b.atGCP.virtual[0], listen(t, b.gcpPod, "udp4"))
 	if seen := asks(t, conn, 10); seen != b.atAWS.virtual[0] {
@@ -641,6 +643,7 @@ func (o object) uses(part string) bool {
 
 // Where addresses can't be changed, packets of pods don't leave with their real ones.
 func TestUntranslatedPacketsAreDropped(t *testing.T) {
+	needsNFT(t)
 	b := newMappedBed(t, true)
 	rules := mappedRuleset("wireguard.gcp", awsMap, gcpMap)
 	must(t, b.aws.Do(func() error {
@@ -686,6 +689,7 @@ func TestUntranslatedPacketsAreDropped(t *testing.T) {
 
 // The rules as nft(8) prints them.
 func TestTranslationAsAnOperatorSeesIt(t *testing.T) {
+	needsNFT(t)
 	nstest.Run(t, func(t *testing.T) {
 		_, err := newFilter(t).Sync(t.Context(), mappedRuleset("wireguard.gcp", awsMap, gcpMap))
 		must(t, err)

@@ -110,7 +110,7 @@ func parseOptions(args []string, stderr io.Writer) (options, error) {
 	}
 	flags.StringVar(&opts.accel, "accel", accelAuto, "how to run the machine: auto, kvm or tcg (emulation)")
 	flags.StringVar(&opts.cache, "cache", filepath.Join(home, "kube-semaphore", "kernel"), "`folder` that keeps kernels")
-	flags.StringVar(&opts.modules, "modules", "wireguard,veth,tun,bridge,dummy,vrf,nf_tables,nft_fib_inet,nft_chain_nat,nft_masq", "kernel `modules` to load, comma-separated")
+	flags.StringVar(&opts.modules, "modules", "wireguard,veth,tun,bridge,dummy,vrf,nf_tables,nft_fib_inet,nft_chain_nat,nft_nat,nft_masq", "kernel `modules` to load, comma-separated")
 	flags.StringVar(&opts.parameters, "append", "", "more `parameters` for the kernel's command line, such as ipv6.disable=1")
 	flags.StringVar(&opts.run, "run", "", "run only the tests that this `expression` matches")
 	flags.StringVar(&opts.testArgs, "args", "", "more `arguments` for the tests, separated by spaces")

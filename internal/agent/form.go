@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
@@ -67,8 +68,8 @@ func (f *form) due() time.Time {
 }
 
 // keepNode returns a function that trims what a kube.NodeReader reads.
-func keepNode(local string, maxPrefixes int) func(runtime.Object) (*peers.Node, bool) {
-	whole, bare := peers.NodeFor(local, maxPrefixes), peers.BareNodeFor(local, maxPrefixes)
+func keepNode(local string, cfg *config.Remote) func(runtime.Object) (*peers.Node, bool) {
+	whole, bare := peers.NodeFor(local, cfg.MaxPrefixes, cfg.PodSubnets...), peers.BareNodeFor(local, cfg.MaxPrefixes)
 	return func(object runtime.Object) (*peers.Node, bool) {
 		switch n := object.(type) {
 		case *corev1.Node:

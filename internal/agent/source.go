@@ -48,7 +48,7 @@ func newDirect(a *agent, cfg *config.Remote, changed func(), metrics *kube.Metri
 		Watch: kube.NewWatch(kube.WatchConfig[*peers.Node]{
 			Cluster: cfg.Name, Kind: "nodes",
 			ListWatch: reader,
-			Keep:      keepNode(a.cfg.ClusterName, cfg.MaxPrefixes),
+			Keep:      keepNode(a.cfg.ClusterName, cfg),
 			Equal:     (*peers.Node).Equal,
 			Notify:    changed,
 			Spread:    a.local.spread,

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,6 +40,8 @@ type RemoteConfig struct {
 	Bounds kube.Bounds
 	// MaxPrefixes is the maximum number of prefixes of one node.
 	MaxPrefixes int
+	// PodSubnets are those of the remote, as this cluster knows them.
+	PodSubnets []netip.Prefix
 }
 
 // Config describes a Controller. All fields are required.
@@ -110,7 +113,7 @@ func New(cfg Config) *Controller {
 	}))
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
-		trim := peers.NodeFor(cfg.Cluster, r.MaxPrefixes)
+		trim := peers.NodeFor(cfg.Cluster, r.MaxPrefixes, r.PodSubnets...)
 		c.add(newSource(c, r.Name, r.Client, kube.WatchConfig[*shards.Node]{
 			ListWatch: kube.ReadNodes(r.Client, nil), Bounds: r.Bounds,
 			Keep: func(obj runtime.Object) (*shards.Node, bool) {
