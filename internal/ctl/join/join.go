@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
@@ -149,7 +150,11 @@ func (a *all) preflight(ctx context.Context) error {
 			return err
 		}
 		_ = a.each(func(i int, c *cli.Cluster) error {
-			lacking[i] = rights(ctx, c, a.objects[i], a.wanted[i].Relay || a.facts[i].Installed.Relay)
+			var others []authorizationv1.ResourceAttributes
+			if installed := a.facts[i].Installed.Relay; installed || a.wanted[i].Relay {
+				others = relayRights(installed && !a.wanted[i].Relay)
+			}
+			lacking[i] = rights(ctx, c, a.objects[i], others...)
 			return nil
 		})
 	}

@@ -304,7 +304,7 @@ func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 				forgetExports(ctx, c, f),
 				deleteSets(ctx, c, f, "managed-by=semaphore-policy"))
 		}},
-		step{"semaphore-relay", func(ctx context.Context) error { return a.removeRelay(ctx, c) }},
+		step{"semaphore-relay", func(ctx context.Context) error { return a.removeRelay(ctx, c, f) }},
 		step{"nodes", func(ctx context.Context) error { return one.cleanNodes(ctx, c, f) }},
 		step{"everything else", func(ctx context.Context) error {
 			for _, remote := range f.Installed.Settings.Remotes() {

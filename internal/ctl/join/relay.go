@@ -12,8 +12,10 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
@@ -84,12 +86,22 @@ func (a *all) proposals() []fault {
 	return faults
 }
 
-// relayRights are the rights to wait for the objects of semaphore-relay, and to delete them.
-func relayRights() (all []authorizationv1.ResourceAttributes) {
+// relayRights are the rights to wait for the objects of semaphore-relay, and to delete them; and with
+// removes those to remove it.
+func relayRights(removes bool) (all []authorizationv1.ResourceAttributes) {
+	group := v1alpha1.GroupVersion().Group
 	for _, verb := range []string{"get", "list", "delete"} {
 		all = append(all,
-			authorizationv1.ResourceAttributes{Verb: verb, Group: v1alpha1.GroupVersion().Group, Resource: v1alpha1.Resource, Namespace: cli.Namespace},
+			authorizationv1.ResourceAttributes{Verb: verb, Group: group, Resource: v1alpha1.Resource, Namespace: cli.Namespace},
 			authorizationv1.ResourceAttributes{Verb: verb, Group: coordinationv1.GroupName, Resource: "leases", Namespace: cli.Namespace})
+	}
+	if removes {
+		all = append(all,
+			authorizationv1.ResourceAttributes{Verb: "list", Group: group, Resource: v1alpha1.Resource},
+			authorizationv1.ResourceAttributes{Verb: "get", Group: "apps", Resource: "deployments", Namespace: cli.Namespace},
+			authorizationv1.ResourceAttributes{Verb: "delete", Group: "apps", Resource: "deployments", Namespace: cli.Namespace},
+			authorizationv1.ResourceAttributes{Verb: "get", Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"},
+			authorizationv1.ResourceAttributes{Verb: "delete", Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"})
 	}
 	return all
 }
@@ -169,8 +181,12 @@ func (a *all) startRelays(ctx context.Context) error {
 	})
 }
 
+func resourceOfPeers() schema.GroupVersionResource {
+	return v1alpha1.GroupVersion().WithResource(v1alpha1.Resource)
+}
+
 func peers(c *cli.Cluster) dynamic.ResourceInterface {
-	return c.Dynamic.Resource(v1alpha1.GroupVersion().WithResource(v1alpha1.Resource)).Namespace(cli.Namespace)
+	return c.Dynamic.Resource(resourceOfPeers()).Namespace(cli.Namespace)
 }
 
 // stored returns an error until semaphore-relay has stored all nodes of a cluster: the index
@@ -224,8 +240,9 @@ func stored(ctx context.Context, c *cli.Cluster, of string, lately bool, first *
 // objects lose the right to list nodes, and where none does it is removed.
 func (a *all) settleRelays(ctx context.Context) error {
 	return a.each(func(i int, c *cli.Cluster) error {
+		f := a.facts[i]
 		if !a.wanted[i].Relay {
-			return a.removeRelay(ctx, c)
+			return a.removeRelay(ctx, c, f)
 		}
 		if !a.moves(i) {
 			return nil
@@ -245,7 +262,10 @@ func (a *all) settleRelays(ctx context.Context) error {
 
 // removeRelay deletes semaphore-relay with its objects, and then their CRD, unless there are
 // objects of others. It leaves one that semaphorectl hasn't created.
-func (a *all) removeRelay(ctx context.Context, c *cli.Cluster) error {
+func (a *all) removeRelay(ctx context.Context, c *cli.Cluster, f *inspect.Facts) error {
+	if _, err := c.Resource(ctx, resourceOfPeers()); !f.Installed.Relay && meta.IsNoMatchError(err) {
+		return nil // Neither may be readable where it was never installed.
+	}
 	have, err := c.Client.AppsV1().Deployments(cli.Namespace).Get(ctx, inspect.Relay, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("%s: read Deployment %s: %w", c.Name, inspect.Relay, err)
@@ -274,7 +294,7 @@ func (a *all) removeRelay(ctx context.Context, c *cli.Cluster) error {
 		return nil
 	}
 	left := 0
-	err = cli.ListUntyped(ctx, c.Dynamic.Resource(v1alpha1.GroupVersion().WithResource(v1alpha1.Resource)), metav1.ListOptions{}, func(*unstructured.Unstructured) error {
+	err = cli.ListUntyped(ctx, c.Dynamic.Resource(resourceOfPeers()), metav1.ListOptions{}, func(*unstructured.Unstructured) error {
 		left++
 		return nil
 	})
@@ -302,7 +322,7 @@ func forgetPeers(ctx context.Context, c *cli.Cluster) error {
 	if err != nil {
 		return fmt.Errorf("%s: list the Leases of semaphore-relay: %w", c.Name, err)
 	}
-	errs := []error{deleteAll(ctx, c, v1alpha1.GroupVersion().WithResource(v1alpha1.Resource), cli.Namespace, "")}
+	errs := []error{deleteAll(ctx, c, resourceOfPeers(), cli.Namespace, "")}
 	for _, name := range append(names, inspect.Relay) {
 		if err := leases.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			errs = append(errs, fmt.Errorf("%s: delete Lease %s: %w", c.Name, name, err))

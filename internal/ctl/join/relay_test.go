@@ -1,6 +1,7 @@
 package join
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	fakedynamic "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
@@ -187,7 +189,11 @@ func relayCluster(t *testing.T, objects []*unstructured.Unstructured, typed ...r
 			t.Fatal(err)
 		}
 	}
-	return &cli.Cluster{Name: "aws", Context: "aws", Client: fake.NewClientset(typed...), Dynamic: client}
+	clientset := fake.NewClientset(typed...)
+	if len(objects) > 0 {
+		clientset.Resources = []*metav1.APIResourceList{{GroupVersion: v1alpha1.GroupVersion().String(), APIResources: []metav1.APIResource{{Name: v1alpha1.Resource, Kind: v1alpha1.Kind, Namespaced: true}}}}
+	}
+	return &cli.Cluster{Name: "aws", Context: "aws", Client: clientset, Dynamic: client}
 }
 
 func lease(name string, renewed time.Time) *coordinationv1.Lease {
@@ -254,12 +260,14 @@ func TestRemoveRelay(t *testing.T) {
 		"not the CRD":     {objects(crd(nil), index), []runtime.Object{deployment(labels)}, "crd semaphore-policy"},
 		"another one":     {objects(crd(labels), index, other), []runtime.Object{deployment(labels)}, "crd elsewhere semaphore-policy"},
 		"not ours":        {objects(crd(nil), index, other), []runtime.Object{deployment(nil)}, all},
-		"never installed": {objects(crd(nil), index, other), nil, strings.TrimPrefix(all, "deployment ")},
+		"without the CRD": {nil, []runtime.Object{deployment(labels)}, "semaphore-policy"},
+		"a CRD of others": {objects(crd(nil), index, other), nil, strings.TrimPrefix(all, "deployment ")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cluster := relayCluster(t, c.objects, append(c.typed, lease("relay-gcp", time.Now()), lease("semaphore-relay", time.Now()), lease("semaphore-policy", time.Now()))...)
 			a := runOf(t)
-			if err := a.removeRelay(t.Context(), cluster); err != nil {
+			f := &inspect.Facts{Name: "aws", Installed: inspect.Installed{Relay: len(c.typed) > 0}}
+			if err := a.removeRelay(t.Context(), cluster, f); err != nil {
 				t.Fatal(err)
 			}
 			var left []string
@@ -285,6 +293,18 @@ func TestRemoveRelay(t *testing.T) {
 				t.Errorf("left: %q, want %q", got, c.want)
 			}
 		})
+	}
+}
+
+// TestNoRelayNoRights joins where the relay was never installed, with an account that may read
+// neither Deployments nor CRDs.
+func TestNoRelayNoRights(t *testing.T) {
+	cluster := relayCluster(t, nil)
+	refuse := func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("forbidden") }
+	cluster.Client.(*fake.Clientset).PrependReactor("*", "deployments", refuse)
+	cluster.Dynamic.(*fakedynamic.FakeDynamicClient).PrependReactor("*", "*", refuse)
+	if err := runOf(t).removeRelay(t.Context(), cluster, &inspect.Facts{Name: "aws"}); err != nil {
+		t.Error(err)
 	}
 }
 

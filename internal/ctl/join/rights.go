@@ -26,9 +26,9 @@ func reads() []authorizationv1.ResourceAttributes {
 	}
 }
 
-// rights returns a fault if the administrator lacks rights to apply the objects, and with relay to
-// install semaphore-relay, or to remove it.
-func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstructured, relay bool) []fault {
+// rights returns a fault if the administrator lacks rights to apply the objects, or others that are
+// given.
+func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstructured, others ...authorizationv1.ResourceAttributes) []fault {
 	wanted := append(reads(), []authorizationv1.ResourceAttributes{
 		{Verb: "create", Resource: "pods", Namespace: "kube-system"},
 		{Verb: "delete", Resource: "pods", Namespace: "kube-system"},
@@ -40,9 +40,7 @@ func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstruc
 		{Verb: "escalate", Group: "rbac.authorization.k8s.io", Resource: "clusterroles"},
 		{Verb: "bind", Group: "rbac.authorization.k8s.io", Resource: "clusterroles"},
 	}...)
-	if relay {
-		wanted = append(wanted, relayRights()...)
-	}
+	wanted = append(wanted, others...)
 	for _, o := range objects {
 		r, err := c.ResourceOf(ctx, o.GroupVersionKind())
 		if err != nil {
@@ -93,7 +91,7 @@ func rightsToLeave(ctx context.Context, c *cli.Cluster, f *inspect.Facts) []faul
 		}
 	}
 	if f.Installed.Relay {
-		wanted = append(append(wanted, relayRights()...), authorizationv1.ResourceAttributes{Verb: "delete", Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"})
+		wanted = append(wanted, relayRights(true)...)
 	}
 	for _, r := range kinds() {
 		if _, err := c.Resource(ctx, r); err != nil {
