@@ -31,11 +31,11 @@ demo demo-down: export CGO_ENABLED := 0
 demo demo-down: export GOFLAGS := -trimpath -gcflags=all=-dwarf=false $(GOFLAGS)
 
 .PHONY: demo
-demo: ## two clusters on this machine, encrypted, end to end (root); KEEP=1 leaves it running, RELAY=1 installs semaphore-relay
+demo: ## two clusters on this machine, encrypted, end to end (root); KEEP=1 leaves it running, RELAY=1 installs semaphore-relay, OVERLAP=1 joins clusters with equal pod subnets
 	@./deploy/tools/deps demo
 	@$(GO) run ./deploy/tools/build etcd kube-apiserver kubectl kube-proxy coredns >/dev/null
 	@echo "compiling the demo (half a minute at the first time)"
-	$(GO) run ./e2e/demo $(if $(KEEP),-keep) $(if $(RELAY),-relay)
+	$(GO) run ./e2e/demo $(if $(KEEP),-keep) $(if $(RELAY),-relay) $(if $(OVERLAP),-overlap)
 
 .PHONY: demo-down
 demo-down: ## remove what `make demo KEEP=1` left

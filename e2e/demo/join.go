@@ -56,6 +56,17 @@ func (s *show) join(ctx context.Context) (string, error) {
 		args = append(args, "--relay=on")
 	}
 	args = append(args, "aws", "gcp")
+	if s.overlap {
+		s.say("pods of both clusters have the same addresses: join proposes virtual subnets, and takes none by itself")
+		out, err := s.testbed.Run(ctx, s.binaries[semaphorectl], append(args, "--kubeconfig", kubeconfig)...)
+		s.print("semaphorectl "+strings.Join(args, " "), out)
+		if err == nil {
+			return "", errors.New("join has chosen virtual subnets itself")
+		}
+		for _, c := range s.testbed.Clusters() {
+			args = append(args, "--virtual-subnets", fmt.Sprintf("%s=%s %s", c.Name, c.VirtualSubnets[0], c.VirtualSubnets[1]))
+		}
+	}
 	out, err := s.testbed.Run(ctx, s.binaries[semaphorectl], append(args, "--kubeconfig", kubeconfig)...)
 	s.print("semaphorectl "+strings.Join(args, " "), out)
 	if err != nil {

@@ -22,7 +22,7 @@ const pidFile = "/run/kube-semaphore-demo.pid"
 const curtain = "demo ended with "
 
 // leave starts the background process, shows its output, and returns when the demo is over.
-func leave(ctx context.Context, relay bool) error {
+func leave(ctx context.Context, with switches) error {
 	if pid, err := running(); err != nil || pid != 0 {
 		return errors.Join(err, fmt.Errorf("a demo is running already (process %d): make demo-down removes it", pid))
 	}
@@ -36,7 +36,7 @@ func leave(ctx context.Context, relay bool) error {
 		return err
 	}
 	// A session of its own, so that the terminal's end isn't its end.
-	cmd := exec.Command(self, "-background", "/dev/fd/3", "-relay="+strconv.FormatBool(relay))
+	cmd := exec.Command(self, "-background", "/dev/fd/3", "-relay="+strconv.FormatBool(with.relay), "-overlap="+strconv.FormatBool(with.overlap))
 	cmd.ExtraFiles = []*os.File{writer}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := errors.Join(cmd.Start(), writer.Close()); err != nil {
@@ -59,7 +59,7 @@ func leave(ctx context.Context, relay bool) error {
 
 // stay runs the demo in the background process, prints curtain, and keeps everything running
 // until it is asked to end.
-func stay(ctx context.Context, path string, relay bool) error {
+func stay(ctx context.Context, path string, with switches) error {
 	out, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
 		return err
@@ -68,7 +68,7 @@ func stay(ctx context.Context, path string, relay bool) error {
 		return err
 	}
 	defer os.Remove(pidFile)
-	s := newShow(out, relay)
+	s := newShow(out, with)
 	defer s.close()
 	code := 0
 	if err := s.run(ctx); err != nil {

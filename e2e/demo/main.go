@@ -5,6 +5,7 @@
 //	go run ./e2e/demo          runs the demo and removes everything
 //	go run ./e2e/demo -keep    keeps the clusters running
 //	go run ./e2e/demo -relay   lets agents read nodes from semaphore-relay
+//	go run ./e2e/demo -overlap joins clusters with equal pod subnets
 //	go run ./e2e/demo -down    removes the clusters of -keep
 //
 // It needs root. The exit code is 0 if every step succeeded.
@@ -34,7 +35,9 @@ func main() {
 
 func run() error {
 	keep := flag.Bool("keep", false, "keep the clusters running in the background")
-	relay := flag.Bool("relay", false, "join the clusters with semaphore-relay")
+	var with switches
+	flag.BoolVar(&with.relay, "relay", false, "join the clusters with semaphore-relay")
+	flag.BoolVar(&with.overlap, "overlap", false, "join clusters with equal pod subnets")
 	down := flag.Bool("down", false, "remove the clusters of an earlier -keep")
 	background := flag.String("background", "", "internal: run as the background process, with this file for output")
 	flag.Parse()
@@ -47,16 +50,16 @@ func run() error {
 	case *down:
 		return takeDown(ctx)
 	case *background != "":
-		return stay(ctx, *background, *relay)
+		return stay(ctx, *background, with)
 	case *keep:
-		return leave(ctx, *relay)
+		return leave(ctx, with)
 	}
-	return perform(ctx, os.Stdout, *relay)
+	return perform(ctx, os.Stdout, with)
 }
 
 // perform runs the demo and removes everything afterwards.
-func perform(ctx context.Context, out io.Writer, relay bool) error {
-	s := newShow(out, relay)
+func perform(ctx context.Context, out io.Writer, with switches) error {
+	s := newShow(out, with)
 	defer s.close()
 	return s.run(ctx)
 }

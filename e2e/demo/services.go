@@ -204,7 +204,7 @@ func (s *show) sets(ctx context.Context) (string, error) {
 			if err != nil {
 				return err
 			}
-			if nets = set.Spec.Nets; len(nets) != 2 || nets[0] != pod.Addresses[0].String()+"/32" {
+			if nets = set.Spec.Nets; len(nets) != 2 || nets[0] != pod.VirtualAddresses()[0].String()+"/32" {
 				return errors.New("not yet")
 			}
 			return nil

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,10 +21,16 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 )
 
+// switches select what the demo shows beside the usual.
+type switches struct {
+	relay   bool // agents read nodes from semaphore-relay
+	overlap bool // the clusters have equal pod subnets
+}
+
 // show is the state of the demo.
 type show struct {
+	switches
 	out         io.Writer
-	relay       bool   // agents read nodes from semaphore-relay
 	dir         string // of the built programs
 	binaries    tools.Binaries
 	testbed     *testbed.Testbed
@@ -48,7 +55,7 @@ type step struct {
 	do   func(*show, context.Context) (note string, err error)
 }
 
-func newShow(out io.Writer, relay bool) *show { return &show{out: out, relay: relay} }
+func newShow(out io.Writer, with switches) *show { return &show{switches: with, out: out} }
 
 // run performs all steps, as far as they go, and prints the summary.
 func (s *show) run(ctx context.Context) error {
@@ -158,12 +165,29 @@ func (s *show) prepare(ctx context.Context) (string, error) {
 	if s.testbed, err = testbed.New(testbed.Config{Tools: binaries, Logger: slog.New(slog.DiscardHandler)}); err != nil {
 		return "", err
 	}
-	s.pair, err = programs.BarePair(ctx, s.testbed, 2, func(what string) { s.say("%s", what) })
+	s.pair, err = programs.BarePair(ctx, s.testbed, 2, func(what string) { s.say("%s", what) }, s.clusters()...)
 	if err != nil {
 		return "", err
 	}
 	s.capture, err = s.testbed.Capture()
 	return "2 API servers, 4 nodes, 4 pods", err
+}
+
+// clusters returns the configuration of aws and gcp.
+func (s *show) clusters() []testbed.ClusterConfig {
+	aws, gcp := testbed.ClusterConfig{Name: "aws"}, testbed.ClusterConfig{Name: "gcp"}
+	if s.overlap {
+		for _, text := range []string{"10.4.0.0/16", "fd00:10:4::/48"} {
+			aws.PodSubnets = append(aws.PodSubnets, netip.MustParsePrefix(text))
+		}
+		gcp.PodSubnets = aws.PodSubnets
+		for of, texts := range map[*testbed.ClusterConfig][]string{&aws: {"100.77.0.0/16", "fd00:77::/48"}, &gcp: {"100.78.0.0/16", "fd00:78::/48"}} {
+			for _, text := range texts {
+				of.VirtualSubnets = append(of.VirtualSubnets, netip.MustParsePrefix(text))
+			}
+		}
+	}
+	return []testbed.ClusterConfig{aws, gcp}
 }
 
 // lookAround prints commands for exploring the running clusters.

@@ -84,7 +84,7 @@ func (s *show) requests(ctx context.Context) (string, error) {
 			if from.Node.Cluster == to.Node.Cluster {
 				continue
 			}
-			for _, url := range to.URLs(programs.PodPort) {
+			for _, url := range to.VirtualURLs(programs.PodPort) {
 				body, err := from.Get(ctx, url)
 				if err != nil {
 					return "", err
@@ -156,7 +156,7 @@ const connectLimit = 5 * time.Second
 func (s *show) send(ctx context.Context, from, to *testbed.Pod) (outcome string, reached bool) {
 	connecting, cancel := context.WithTimeout(ctx, connectLimit)
 	defer cancel()
-	conn, err := from.Dial(connecting, "tcp", netip.AddrPortFrom(to.Addresses[0], programs.PodPort).String())
+	conn, err := from.Dial(connecting, "tcp", netip.AddrPortFrom(to.VirtualAddresses()[0], programs.PodPort).String())
 	switch {
 	case err == nil:
 		_ = conn.Close()
@@ -166,7 +166,7 @@ func (s *show) send(ctx context.Context, from, to *testbed.Pod) (outcome string,
 	default:
 		outcome = "no answer"
 	}
-	for _, addr := range to.Addresses {
+	for _, addr := range to.VirtualAddresses() {
 		for range 100 {
 			conn, err := from.Dial(ctx, "udp", netip.AddrPortFrom(addr, 9).String())
 			if err != nil {

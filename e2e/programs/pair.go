@@ -32,7 +32,7 @@ func StartPair(ctx context.Context, tb *testbed.Testbed, binary string, nodes in
 	if say == nil {
 		say = func(string) {}
 	}
-	p, err := BarePair(ctx, tb, nodes, say)
+	p, err := BarePair(ctx, tb, nodes, say, testbed.ClusterConfig{Name: "aws"}, testbed.ClusterConfig{Name: "gcp"})
 	if err != nil {
 		return nil, err
 	}
@@ -52,10 +52,10 @@ func StartPair(ctx context.Context, tb *testbed.Testbed, binary string, nodes in
 	return p, nil
 }
 
-// BarePair builds the pair without our programs and manifests.
-func BarePair(ctx context.Context, tb *testbed.Testbed, nodes int, say func(string)) (*Pair, error) {
+// BarePair builds the pair of two clusters, aws and gcp, without our programs and manifests.
+func BarePair(ctx context.Context, tb *testbed.Testbed, nodes int, say func(string), pair ...testbed.ClusterConfig) (*Pair, error) {
 	say("starting the API servers of aws and gcp")
-	clusters, err := tb.StartClusters(ctx, testbed.ClusterConfig{Name: "aws"}, testbed.ClusterConfig{Name: "gcp"})
+	clusters, err := tb.StartClusters(ctx, pair...)
 	if err != nil {
 		return nil, err
 	}
