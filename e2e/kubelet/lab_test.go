@@ -73,6 +73,16 @@ func startLab(t *testing.T, names ...string) *lab {
 // startLabOf starts clusters whose nodes have an image of our programs of each source.
 func startLabOf(t *testing.T, sources []source, names ...string) *lab {
 	t.Helper()
+	var configs []testbed.ClusterConfig
+	for _, name := range names {
+		configs = append(configs, testbed.ClusterConfig{Name: name})
+	}
+	return startLabWith(t, sources, configs...)
+}
+
+// startLabWith is startLabOf for clusters of these configurations.
+func startLabWith(t *testing.T, sources []source, configs ...testbed.ClusterConfig) *lab {
+	t.Helper()
 	tb := testbed.Start(t, testbed.Config{}, testbed.KubeletTools()...)
 	root, err := tools.Root(t.Context())
 	must(t, err)
@@ -80,15 +90,14 @@ func startLabOf(t *testing.T, sources []source, names ...string) *lab {
 	l := &lab{testbed: tb, root: root, dir: t.TempDir()}
 	deploy := filepath.Join(l.dir, "deploy")
 	must(t, os.CopyFS(deploy, os.DirFS(filepath.Join(root, "deploy"))))
-	l.deploy = slices.Repeat([]string{deploy}, len(names))
+	l.deploy = slices.Repeat([]string{deploy}, len(configs))
 	l.images = buildImages(t, root, sources)
-	var configs []testbed.ClusterConfig
-	for _, name := range names {
-		configs = append(configs, testbed.ClusterConfig{Name: name, Controllers: true})
+	for i := range configs {
+		configs[i].Controllers = true
 	}
 	l.clusters, err = tb.StartClusters(within(t, 3*time.Minute), configs...)
 	must(t, err)
-	l.nodes, l.kubelets, l.meters = make([]*testbed.Node, len(names)), make([]*testbed.Kubelet, len(names)), make([]*corev1.Pod, len(names))
+	l.nodes, l.kubelets, l.meters = make([]*testbed.Node, len(configs)), make([]*testbed.Kubelet, len(configs)), make([]*corev1.Pod, len(configs))
 	t.Cleanup(func() { l.printLogs(t) })
 	l.each(t, func(i int) error { return l.startNode(t.Context(), i) })
 	return l
