@@ -101,16 +101,16 @@ func Join(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Option
 
 // confirm asks the administrator to accept the ranges that clusters report.
 func (a *all) confirm(ctx context.Context) error {
-	proposed := len(a.options()) > 0
+	unchosen := len(a.options()) > 0
 	switch {
-	case proposed && a.Yes:
+	case unchosen && a.Yes:
 		return a.errUnchosen() // Which addresses a mesh uses is no fact that a cluster reports.
-	case !proposed && (a.Yes || !slices.ContainsFunc(a.agreed, agreement.asked)):
+	case !unchosen && (a.Yes || !slices.ContainsFunc(a.agreed, agreement.asked)):
 		return nil
 	}
 	agreed, err := a.Confirm(ctx, "Are these ranges correct?")
 	switch {
-	case errors.Is(err, cli.ErrNoTerminal) && proposed:
+	case errors.Is(err, cli.ErrNoTerminal) && unchosen:
 		return a.errUnchosen()
 	case errors.Is(err, cli.ErrNoTerminal):
 		return cli.Usage(errors.New("the ranges above are as the clusters report them, and nothing was changed: confirm them with --yes, or specify them with --pod-subnets and --node-subnets"))

@@ -411,7 +411,7 @@ func (a *all) virtualLines() []string {
 		}
 		changed = changed || s.changed()
 	}
-	if len(a.options()) > 0 {
+	if slices.ContainsFunc(a.facts, func(f *inspect.Facts) bool { return len(a.mappedOf(f).proposed) > 0 }) {
 		lines = append(lines, "  nothing that the API servers show uses the proposed subnets. They don't show routes of hosts, VPNs such as Tailscale, and what providers use in "+shared.String())
 	}
 	if changed {
@@ -420,18 +420,22 @@ func (a *all) virtualLines() []string {
 	return lines
 }
 
-// options returns the flags that choose what is proposed.
+// options returns the flags that choose what is proposed, and the subnets to which a cluster's own
+// settings would move what others have accepted of it: a cluster must not choose these.
 func (a *all) options() []string {
 	var flags []string
 	for _, f := range a.facts {
-		if s := a.mappedOf(f); len(s.proposed) > 0 {
+		moves := slices.ContainsFunc(a.agreed, func(of agreement) bool {
+			return of.remote == f.Name && slices.ContainsFunc(of.bounds, func(b bound) bool { return b.moved && !b.given })
+		})
+		if s := a.mappedOf(f); len(s.proposed) > 0 || moves {
 			flags = append(flags, option(f.Name, s.now))
 		}
 	}
 	return flags
 }
 
-// errUnchosen is the error of a run that can't ask about proposed virtual subnets.
+// errUnchosen is the error of a run that can't ask about virtual subnets.
 func (a *all) errUnchosen() error {
 	return cli.Usage(errors.New("nothing was changed: choose the virtual subnets above, or others, with " + strings.Join(a.options(), " ")))
 }

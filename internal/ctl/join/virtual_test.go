@@ -283,6 +283,31 @@ func TestUnchosen(t *testing.T) {
 	}
 }
 
+// TestRemoteMovesNoBound joins again with a remote that has got a map by itself: --yes doesn't
+// accept other subnets than before.
+func TestRemoteMovesNoBound(t *testing.T) {
+	s, _ := printed()
+	aws, gcp := healthy(t, "aws", "10.3.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.2.0.0/16", "10.104.0.0/16", "10.66.2.2")
+	aws.Installed.Settings = inspect.Settings{"SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.2.0.0/16", "SEMAPHORE_REMOTE_GCP_NODE_SUBNETS": "10.66.0.0/16"}
+	gcp.Installed.Settings = inspect.Settings{inspect.PodSubnetsMap: "10.2.0.0/16=192.168.0.0/16"}
+	a := &all{Session: s, Options: Options{Yes: true}, facts: []*inspect.Facts{aws, gcp}, stays: map[[2]string]bool{}}
+	if faults := a.virtualize(a.facts); len(faults) > 0 {
+		t.Fatal(faults)
+	}
+	a.agreed, _ = agree(aws, a.sides(aws))
+	if err := a.confirm(t.Context()); err == nil || !strings.Contains(err.Error(), "--virtual-subnets gcp=10.2.0.0/16=192.168.0.0/16") {
+		t.Errorf("error %v", err)
+	}
+	a.Virtual = map[string][]config.Mapping{"gcp": gcp.Installed.Settings.SubnetMap()}
+	if faults := a.virtualize(a.facts); len(faults) > 0 {
+		t.Fatal(faults)
+	}
+	a.agreed, _ = agree(aws, a.sides(aws))
+	if err := a.confirm(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestPoolIsReplaced applies a pool with another subnet: Calico's API server changes none.
 func TestPoolIsReplaced(t *testing.T) {
 	pool := func(cidr string) *unstructured.Unstructured {
