@@ -18,6 +18,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/probe"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // Scope is where a fault is: in a cluster, at one of its nodes, towards a remote, and one of
@@ -250,6 +251,13 @@ func open(f *Facts, wrong scopes) []Open {
 		if pods := a.Value.Pods; a.Value.Standby == nil && pods != nil && !pods.Known {
 			add(Scope{Cluster: c.Name, Node: a.Pod.Node}, func() Open {
 				return Open{fmt.Sprintf("%s: which pods are on %s", c.Name, a.Pod.Node), cmp.Or(pods.Why, "the agent knows no pod prefixes of its node"), a.Source}
+			})
+		}
+	}
+	for c, a := range f.agents() {
+		if t := a.Value.Translation; a.Value.Standby == nil && t != nil && t.State == status.FilterUnknown {
+			add(Scope{Cluster: c.Name, Node: a.Pod.Node}, func() Open {
+				return Open{fmt.Sprintf("%s: whether %s translates addresses of its pods", c.Name, a.Pod.Node), cmp.Or(t.Error, "not read yet"), a.Source}
 			})
 		}
 	}

@@ -63,7 +63,7 @@ func loss(p, back *Pair) lost {
 
 func pathRules() []Rule {
 	firewall := "allow UDP from the nodes of the one cluster to the listen ports of the other one's nodes: in firewalls of hosts, security groups of clouds and network policies for hosts"
-	after := append([]string{"peers-outdated", "port-taken"}, unpeered...)
+	after := append([]string{"peers-outdated", "port-taken", "not-translated"}, unpeered...)
 	blocked := func(id, what string, is func(p, back *Pair) (Scope, bool), after ...string) Rule {
 		sum := func(here, there string) string { return fmt.Sprintf(what, here, there) }
 		return Rule{ID: id, Remedy: firewall, After: after, Sum: sum, Mutual: id == "udp-blocked", Find: func(f *Facts, found func(Finding)) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // subnets are the virtual subnets of a cluster's pods.
@@ -176,6 +177,13 @@ func translationRule() Rule {
 		ID: "not-translated", Local: true,
 		Remedy: "the agent's report says why: a kernel without nf_tables, or another program that removes its nftables tables semaphore-wireguard*; meanwhile packets with real addresses are dropped",
 		Find: func(f *Facts, found func(Finding)) {
+			for c, a := range f.agents() {
+				t, scope := a.Value.Translation, Scope{Cluster: c.Name, Node: a.Pod.Node}
+				if a.Value.Standby != nil || t == nil || t.State != status.FilterNotEnforced {
+					continue
+				}
+				found(Finding{scope, a.Pod.Node + " doesn't translate addresses of its pods", []Evidence{{cmp.Or(t.Error, "its agent reports that the rules aren't installed"), statusOf(a)}}})
+			}
 			for i := range f.legs() {
 				if l := &f.legs()[i]; f.subnetsOf(l.From.Cluster).real(l.Seen) {
 					found(Finding{

@@ -72,6 +72,13 @@ func TestVirtualSubnets(t *testing.T) {
 			remote := &aws.Agents[0].Value.Remotes[0]
 			remote.PodSubnets, remote.Rejected = []string{"100.99.0.0/16"}, []status.Rejection{{Node: "gcp-1", Reason: "pod_cidr", Detail: "100.78.1.0/24"}}
 		}, "virtual-subnets-differ: aws/aws-1 to gcp: aws-1 doesn't know pods of gcp by their virtual subnet\n  it accepts 100.99.0.0/16, and gcp maps 10.0.0.0/16=100.78.0.0/16\n"},
+		"a node doesn't translate": {func(aws, _ *inspect.Cluster) {
+			aws.Agents[0].Value.Translation = &status.Translation{Filter: status.Filter{State: status.FilterNotEnforced, Error: "the kernel has no nf_tables"}}
+			down(&aws.Agents[0].Value.Remotes[0].Peers[0], "no_answer", 0)
+		}, "not-translated: aws/aws-1: aws-1 doesn't translate addresses of its pods\n  the kernel has no nf_tables\n"},
+		"whether a node translates isn't known": {func(aws, _ *inspect.Cluster) {
+			aws.Agents[0].Value.Translation = &status.Translation{Filter: status.Filter{State: status.FilterUnknown, Error: "netlink"}}
+		}, "unknown\n  aws: whether aws-1 translates addresses of its pods: netlink\n"},
 		"a part of it is enough": {func(aws, _ *inspect.Cluster) {
 			aws.Agents[0].Value.Remotes[0].PodSubnets = []string{"100.78.0.0/18", "10.9.0.0/16"}
 		}, "well\n"},
