@@ -253,3 +253,53 @@ func (m *overlap) testProtocols(t *testing.T) {
 }
 
 var _ programs.Host = fromPort{}
+
+// testMasquerading adds the rules by which Calico's Felix masquerades (natOutgoing): packets of its
+// pools to others. With the virtual subnets of remotes among the pools, as for their pod subnets
+// elsewhere, servers see the clients; without them requests fail, and nothing leaves in plaintext.
+func (m *overlap) testMasquerading(t *testing.T) {
+	node := m.gcp.Nodes()[0]
+	run := func(t *testing.T, script string) string {
+		t.Helper()
+		out, err := node.Run(context.WithoutCancel(t.Context()), "sh", "-ec", script)
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", script, err, out)
+		}
+		return out
+	}
+	var add, pools, remove strings.Builder
+	for i, family := range []string{"inet", "inet6"} {
+		tool := []string{"iptables", "ip6tables"}[i]
+		rule := fmt.Sprintf("POSTROUTING -m set --match-set own%d src -m set ! --match-set pools%d dst -j MASQUERADE", i, i)
+		fmt.Fprintf(&add, "ipset create own%[1]d hash:net family %[2]s; ipset create pools%[1]d hash:net family %[2]s; ", i, family)
+		fmt.Fprintf(&add, "ipset add own%[1]d %[2]s; ipset add pools%[1]d %[2]s; %[3]s -t nat -A %[4]s; ", i, m.gcp.PodSubnets[i], tool, rule)
+		for _, remote := range m.others(m.gcp) {
+			fmt.Fprintf(&pools, "ipset add pools%d %s; ", i, remote.VirtualSubnets[i])
+		}
+		fmt.Fprintf(&remove, "%s -t nat -D %s; ipset destroy own%[3]d; ipset destroy pools%[3]d; ", tool, rule, i)
+	}
+	run(t, add.String())
+	defer func() { run(t, remove.String()) }()
+	t.Run("without the virtual subnets", func(t *testing.T) {
+		for _, to := range []*testbed.Pod{m.servers[m.aws][0], m.servers[m.merit][0]} {
+			for _, url := range to.VirtualURLs(programs.PodPort) {
+				seen, err := seenBy(t.Context(), to, m.servers[m.gcp][0], url)
+				t.Logf("%s: seen is %s, %v", url, seen, err)
+			}
+		}
+		m.hidden(t)
+	})
+	run(t, pools.String())
+	m.testSources(t)
+	for i, tool := range []string{"iptables", "ip6tables"} {
+		before := run(t, tool+" -t nat -nvxL POSTROUTING")
+		outside := []string{"192.0.2.1", "2001:db8::1"}[i]
+		conn, err := m.servers[m.gcp][0].Dial(t.Context(), "udp", net.JoinHostPort(outside, "9"))
+		must(t, err)
+		_, err = conn.Write([]byte("to a stranger"))
+		must(t, errors.Join(err, conn.Close()))
+		if after := run(t, tool+" -t nat -nvxL POSTROUTING"); after == before {
+			t.Errorf("no packet to %s was masqueraded:\n%s", outside, after)
+		}
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -36,6 +37,9 @@ type overlap struct {
 	capture *testbed.Capture
 }
 
+// hostPort is the port of servers on nodes.
+const hostPort = 8099
+
 // What aws and gcp share.
 var (
 	sharedPods     = []string{"10.4.0.0/16", "fd00:10:4::/48"}
@@ -46,6 +50,9 @@ func startOverlap(t *testing.T) *overlap {
 	t.Helper()
 	tb := testbed.Start(t, testbed.Config{}, tools.KubeProxy, tools.CoreDNS)
 	t.Cleanup(func() { soundLogs(t, tb) })
+	for _, name := range []string{programs.WireGuard, programs.ServiceMirror, programs.Relay, programs.Policy} {
+		program(t, name) // Builds take their time.
+	}
 	ctx := within(t, 10*time.Minute)
 	clusters, err := tb.StartClusters(ctx,
 		testbed.ClusterConfig{Name: "aws", PodSubnets: prefixes(sharedPods...), ServiceSubnets: prefixes(sharedServices...), VirtualSubnets: prefixes("100.64.0.0/16", "fd00:64::/48")},
@@ -87,6 +94,7 @@ func startOverlap(t *testing.T) *overlap {
 			}
 			_, err = node.StartKubeProxy(ctx, "--proxy-mode="+mode)
 			must(t, err)
+			must(t, node.Serve(t.Context(), hostPort, nil))
 			m.servers[c] = append(m.servers[c], m.pod(t, node))
 			client, err := node.AddPod(ctx, testbed.PodConfig{})
 			must(t, err)
@@ -264,6 +272,7 @@ func TestOverlap(t *testing.T) {
 		{"refused datagrams", (*overlap).testRefusals},
 		{"a narrow link behind the tunnel", (*overlap).testNarrow},
 		{"protocols without ports", (*overlap).testProtocols},
+		{"a network plugin masquerades", (*overlap).testMasquerading},
 		{"restarts lose nothing", (*overlap).testRestarts},
 		{"rules are flushed", (*overlap).testFlushed},
 		{"another map", (*overlap).testAnotherMap},
@@ -331,13 +340,12 @@ func (m *overlap) testSources(t *testing.T) {
 	// A server of a node, such as a pod with hostNetwork, is reached by the same address.
 	for _, c := range m.clusters {
 		node := c.Nodes()[0]
-		must(t, node.Serve(t.Context(), 8099, nil))
 		for _, from := range m.clients {
 			if from.Node.Cluster == c {
 				continue
 			}
 			for _, cidr := range node.PodCIDRs {
-				url := "http://" + netip.AddrPortFrom(c.Virtual(cidr.Addr().Next()), 8099).String()
+				url := "http://" + netip.AddrPortFrom(c.Virtual(cidr.Addr().Next()), hostPort).String()
 				eventually(t, repair, from.Name+" to reach "+node.Name, func(ctx context.Context) error {
 					ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 					defer cancel()
@@ -468,12 +476,19 @@ func (m *overlap) testNetworkSets(t *testing.T) {
 	checkReach(t, second, fluentd, true)
 }
 
-// testHairpin requests pods of the own cluster by their virtual addresses.
+// testHairpin requests pods of the own cluster by their virtual addresses. For those the host
+// itself has no route.
 func (m *overlap) testHairpin(t *testing.T) {
 	for _, from := range m.clients {
 		for _, to := range m.servers[from.Node.Cluster] {
-			for _, host := range []programs.Host{from, from.Node} {
-				must(t, programs.WaitReach(within(t, repair), host, to))
+			must(t, programs.WaitReach(within(t, repair), from, to))
+			if from.Node.Cluster == m.merit {
+				continue
+			}
+			for _, url := range to.VirtualURLs(programs.PodPort) {
+				if _, err := from.Node.Get(within(t, repair), url); !errors.Is(err, syscall.EHOSTUNREACH) {
+					t.Errorf("%s: %s: %v, want that there is no route", from.Node.Name, url, err)
+				}
 			}
 		}
 	}
