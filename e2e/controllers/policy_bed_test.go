@@ -101,6 +101,7 @@ type podSpec struct {
 	ips                  []string
 	phase                corev1.PodPhase
 	hostNetwork          bool
+	node                 string // empty: one that doesn't exist
 }
 
 func running(namespace, name, set string, ips ...string) podSpec {
@@ -113,7 +114,7 @@ func putPod(ctx context.Context, c *testbed.Cluster, p podSpec) error {
 		ObjectMeta: metav1.ObjectMeta{Namespace: p.namespace, Name: p.name, Labels: map[string]string{domain + "/name": p.set}},
 		Spec: corev1.PodSpec{
 			Containers:  []corev1.Container{{Name: "c", Image: "none"}},
-			HostNetwork: p.hostNetwork, NodeName: "nowhere",
+			HostNetwork: p.hostNetwork, NodeName: cmp.Or(p.node, "nowhere"),
 		},
 	}
 	if _, err := c.Client().CoreV1().Pods(p.namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
