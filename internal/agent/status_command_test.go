@@ -88,6 +88,21 @@ func TestStatusOfAHostWithoutAddress(t *testing.T) {
 	}
 }
 
+// Nor is a kernel that can't redirect pods to virtual addresses of their own cluster.
+func TestStatusOfVirtualSubnets(t *testing.T) {
+	rep, dropped := wellReport(), uint64(7)
+	rep.Translation = &status.Translation{Map: "10.2.0.0/16=100.64.0.0/16", Filter: status.Filter{State: status.FilterEnforced}, Untranslated: &dropped}
+	got := reporttest.Run(t, statusCommand(), rep)
+	const want = `
+other clusters know pods of this one by 10.2.0.0/16=100.64.0.0/16
+pods of this cluster don't reach each other by virtual addresses: the kernel lacks NAT of prefixes (Linux 5.8)
+7 packets were dropped because they were not translated
+`
+	if got.Code != 0 || !strings.Contains(got.Stdout, want) {
+		t.Errorf("code %d\n%s", got.Code, got.Stdout)
+	}
+}
+
 // A peer whose address a node of the local cluster claims is retained, and shown.
 func TestStatusNamesDisputedEndpoints(t *testing.T) {
 	rep := wellReport()
@@ -111,6 +126,14 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 			func(rep *status.Agent) { rep.Remotes[0].Peers[0].Health = string(paths.HealthDown) },
 			[]string{"remote gcp: no session with 1 of 2 peers: gcp-2"},
 			"POD CIDRS\ngcp     gcp-2  10.66.0.5:51820  down ",
+		},
+		{
+			"addresses of pods are not translated",
+			func(rep *status.Agent) {
+				rep.Translation = &status.Translation{Map: "10.2.0.0/16=100.64.0.0/16", Filter: status.Filter{State: status.FilterNotEnforced, Error: "x"}}
+			},
+			[]string{"addresses of pods are not translated: packets to remote pods are refused"},
+			"other clusters know pods of this one by 10.2.0.0/16=100.64.0.0/16\n",
 		},
 		{
 			"forwarding is off",

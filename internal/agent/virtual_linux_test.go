@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os/exec"
@@ -11,10 +12,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/peers"
+	"github.com/kube-semaphore/kube-semaphore/routes"
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
 // overlapping makes the pods of all clusters have the same addresses. Other clusters know those
@@ -173,11 +178,69 @@ func TestVirtualSubnets(t *testing.T) {
 		if got := a.seenBy(t, a.pod, b.virtual(), b.pod); got != a.virtual() {
 			t.Errorf("with the map again, the other side saw %s, want %s", got, a.virtual())
 		}
+		// Without an address of the host, ICMP errors get the one that they are about, which is translated
+		// after that.
+		b.stop(t)
+		b.env["SEMAPHORE_WG_ROUTE_SRC"] = config.RouteSrcNone
+		b.start(t)
+		b.waitReady(t)
+		none := strings.TrimSuffix(b.virtual(), "2") + "78"
+		if got, want := a.icmpErrorFor(t, netip.MustParseAddr(none), 100, 64), (icmpError{3, 1, 0, netip.MustParseAddr(none)}); got != want {
+			t.Errorf("without a source of routes: got %s, want %s", got, want)
+		}
 		for _, n := range []*testNode{a, b} {
 			if counts := n.report(t).Translation; counts == nil || counts.Untranslated == nil || *counts.Untranslated != 0 {
 				t.Errorf("status of %s: %+v", n.name, counts)
 			}
 		}
+	})
+}
+
+// Where the kernel has no nf_tables, routes into a tunnel that an earlier agent has left are removed,
+// virtual subnets are guarded all the same, and nothing is published.
+func TestMapWithoutNetfilter(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		cfg := testConfig(t)
+		own := netip.MustParsePrefix("100.64.0.0/16")
+		cfg.PodSubnetsMap = config.SubnetMap{{Real: netip.MustParsePrefix("10.0.0.0/16"), Virtual: own}}
+		a, err := newAgent(cfg, slog.New(slog.DiscardHandler))
+		check(t, err)
+		defer a.close()
+		device, subnet := a.remotes[0].device.Name(), cfg.Remotes[0].PodSubnets[0]
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = device
+		check(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "peer"}), setUp(device), setUp("peer"))
+		index, err := tunnel.Index(device)
+		check(t, err)
+		_, err = a.table.Sync(t.Context(), routes.Desired([]netip.Prefix{subnet}, index, nil))
+		check(t, err)
+		left := func() (into, guards int) {
+			installed, err := a.table.Installed(routes.Desired([]netip.Prefix{subnet, own}, index, nil))
+			check(t, err)
+			for _, r := range installed {
+				if r.Device == index {
+					into++
+				}
+				if r.Guard && r.Prefix == own {
+					guards++
+				}
+			}
+			return into, guards
+		}
+		check(t, a.syncRoutes(t.Context()))
+		if into, guards := left(); !a.translates() || into == 0 || guards == 0 {
+			t.Errorf("with nf_tables: translates %v, %d routes into the tunnel, %d guards", a.translates(), into, guards)
+		}
+		check(t, nstest.WithoutNetfilter(nstest.Current(t), func() error {
+			if err := a.syncFilter(t.Context()); !errors.Is(err, routes.ErrNoFilter) {
+				t.Errorf("error %v, want %v", err, routes.ErrNoFilter)
+			}
+			return a.syncRoutes(t.Context())
+		}))
+		if into, guards := left(); a.translates() || into > 0 || guards == 0 {
+			t.Errorf("without nf_tables: translates %v, %d routes into the tunnel, %d guards", a.translates(), into, guards)
+		}
+		check(t, a.publish(t.Context())) // There is no API server.
 	})
 }
 
