@@ -160,8 +160,9 @@ func (r *relayed) own(changed func()) localSource {
 	return relayedLocal{c}
 }
 
-// leaseSpacing is the minimum interval of reading Leases, whatever reports are requested.
-const leaseSpacing = 5 * time.Second
+// leaseSpacing is the minimum interval of reading Leases, whatever reports are requested, and
+// lateSpacing that while one is late.
+const leaseSpacing, lateSpacing = 5 * time.Second, time.Second
 
 // leases returns what semaphore-relay says about its contact with the clusters, and what is read
 // of its objects.
@@ -175,11 +176,17 @@ func (r *relayed) leases(ctx context.Context) map[string]status.RelayContact {
 	return all
 }
 
-// contacts returns what the Leases say, which are read every leaseSpacing.
+// contacts returns what the Leases say.
 func (r *relayed) contacts(ctx context.Context) map[string]status.RelayContact {
 	r.leaseMu.Lock()
 	defer r.leaseMu.Unlock()
-	if time.Since(r.leaseRead) < leaseSpacing {
+	spacing := leaseSpacing
+	for _, c := range r.lastLease {
+		if c.Late {
+			spacing = lateSpacing
+		}
+	}
+	if time.Since(r.leaseRead) < spacing {
 		return r.lastLease
 	}
 	all := make(map[string]status.RelayContact, len(r.clusters))

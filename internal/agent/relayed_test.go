@@ -129,6 +129,26 @@ func remoteNodes(t *testing.T, from, to int) (all []*shards.Node) {
 	return all
 }
 
+// TestFirstLease: a report doesn't call a remote silent for long after its Lease was created.
+func TestFirstLease(t *testing.T) {
+	relayBubble(t, func(b *relayBed) {
+		if c := b.seen.leases(b.t.Context())["gcp"]; !c.Late {
+			t.Errorf("without a Lease: %+v", c)
+		}
+		for _, cluster := range []string{"aws", "gcp"} {
+			at, seconds := metav1.NowMicro(), int32(30)
+			b.api.Put(t, "leases", &coordinationv1.Lease{
+				ObjectMeta: metav1.ObjectMeta{Namespace: relayNamespace, Name: v1alpha1.LeaseName(cluster)},
+				Spec:       coordinationv1.LeaseSpec{RenewTime: &at, LeaseDurationSeconds: &seconds},
+			})
+		}
+		time.Sleep(lateSpacing)
+		if c := b.seen.leases(b.t.Context())["gcp"]; c.Late || c.Renewed == nil {
+			t.Errorf("with a Lease: %+v", c)
+		}
+	})
+}
+
 // TestNodesOfTheRelay: whatever happens to the objects, known nodes stay until a complete set
 // lacks them.
 func TestNodesOfTheRelay(t *testing.T) {

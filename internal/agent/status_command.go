@@ -87,7 +87,7 @@ func showRelay(p *report.Page, rep *status.Agent) {
 	}
 	for i := range rep.Remotes {
 		if c := rep.Relay[rep.Remotes[i].Name]; c.Late {
-			p.Wrong("remote %s is silent: semaphore-relay had its last contact %s", rep.Remotes[i].Name, p.Age(c.Renewed))
+			p.Wrong("remote %s is silent: last contact of semaphore-relay: %s", rep.Remotes[i].Name, p.Age(c.Renewed))
 		}
 	}
 }

@@ -497,11 +497,16 @@ func TestHostileNodes(t *testing.T) {
 	})
 }
 
-// TestLeases: the Lease of a cluster is renewed while contact lasts.
+// TestLeases: the Lease of a cluster exists as soon as its nodes were read, and is renewed while
+// contact lasts.
 func TestLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
 		start(t, aws, gcp)
+		elapse(2 * time.Second)
+		if !aws.Get("leases", namespace, v1alpha1.LeaseName("gcp"), &coordinationv1.Lease{}) {
+			t.Error("there is no Lease of gcp yet")
+		}
 		elapse(time.Hour)
 		age := func(cluster string) time.Duration {
 			var lease coordinationv1.Lease

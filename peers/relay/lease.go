@@ -29,7 +29,7 @@ const (
 func (c *Controller) newLease(s *source) *reconcile.Loop {
 	var renewed time.Time
 	return reconcile.NewLoop(reconcile.Config{
-		Name: "lease " + v1alpha1.LeaseName(s.cluster), Trigger: reconcile.NewTrigger(), Resync: leasePeriod,
+		Name: "lease " + v1alpha1.LeaseName(s.cluster), Trigger: s.renewal, Resync: leasePeriod,
 		Logger: c.Logger.With("cluster", s.cluster),
 		Reconcile: func(ctx context.Context) error {
 			contact := s.nodes.LastContact()

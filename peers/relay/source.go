@@ -36,7 +36,8 @@ type source struct {
 	nodes   *kube.Feed[shards.Node]
 	trigger *reconcile.Trigger
 	loop    *reconcile.Loop
-	limiter *rate.Limiter // of writes
+	limiter *rate.Limiter      // of writes
+	renewal *reconcile.Trigger // of the Lease
 
 	members map[string]*shards.Node // owned by loop
 	plan    atomic.Pointer[shards.Plan]
@@ -45,7 +46,7 @@ type source struct {
 
 func newSource(c *Controller, cluster string, client func() (kube.Client, error), cfg kube.WatchConfig[*shards.Node]) *source {
 	s := &source{
-		cluster: cluster, c: c, trigger: reconcile.NewTrigger(), members: map[string]*shards.Node{},
+		cluster: cluster, c: c, trigger: reconcile.NewTrigger(), renewal: reconcile.NewTrigger(), members: map[string]*shards.Node{},
 		limiter: rate.NewLimiter(slowest, writesAtOnce),
 	}
 	s.server = kube.NewServer(kube.ServerConfig{Cluster: cluster, StaleAfter: staleAfter, Ping: kube.Ping(client), Logger: c.Logger})
@@ -77,6 +78,9 @@ func (s *source) pass(context.Context) error {
 	}
 	plan := shards.Desired(s.cluster, slices.Collect(maps.Values(s.members)), s.c.shardsOf(s.cluster))
 	s.plan.Store(plan)
+	if before == nil {
+		s.renewal.Fire() // Agents that have the objects expect the Lease.
+	}
 	s.count.Store(int64(len(s.members)))
 	if s.cluster == s.c.Cluster {
 		for _, other := range s.c.order {
