@@ -18,7 +18,7 @@ import (
 )
 
 // TestChart acts like a new user with Helm: the chart in two fresh clusters, tokens, the first
-// request by name, helm test, and everything removed.
+// request by name, helm test, and everything removed. Agents of aws read from the relay.
 func TestChart(t *testing.T) {
 	binaries, err := tools.Build(t.Context(), tools.Config{Progress: t.Output()}, tools.Helm)
 	must(t, err)
@@ -44,7 +44,7 @@ func TestChart(t *testing.T) {
 		c, other := l.clusters[cluster], l.clusters[1-cluster]
 		helm(cluster, append([]string{
 			command, "semaphore", filepath.Join(l.root, "deploy", "chart"), "--values", filepath.Join(l.root, "deploy", "example", c.Name, "values.yaml"),
-			"--set", fmt.Sprintf("remotes.%s.apiURL=%s,image.tag=%s,policy.enabled=false,test.remote=%s:80", other.Name, other.APIURL(), versions[0], name(1-cluster)),
+			"--set", fmt.Sprintf("remotes.%s.apiURL=%s,image.tag=%s,policy.enabled=false,relay.enabled=%t,test.remote=%s:80", other.Name, other.APIURL(), versions[0], cluster == 0, name(1-cluster)),
 		}, more...)...)
 	}
 	started := time.Now()
@@ -82,6 +82,12 @@ func TestChart(t *testing.T) {
 			return nil
 		}))
 		helm(i, "uninstall", "semaphore", "--wait")
+		if i == 0 { // The CRD was kept, and the relay's objects with it.
+			out, err := c.Kubectl(t.Context(), "delete", "wireguardpeers", "--all", "--namespace", programs.Namespace)
+			if err != nil || !strings.Contains(out, `"gcp.p`) {
+				t.Errorf("objects of the relay: %v\n%s", err, out)
+			}
+		}
 		must(t, programs.Clean(t.Context(), l.nodes[i]))
 		pods, err := c.Client().CoreV1().Pods(programs.Namespace).List(t.Context(), metav1.ListOptions{})
 		must(t, err)
