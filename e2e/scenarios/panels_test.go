@@ -58,7 +58,7 @@ func (b *dashboard) svg() []byte {
 		d.panel(&b.Panels[i])
 	}
 	d.add("</svg>")
-	return d.Buffer.Bytes()
+	return d.Bytes()
 }
 
 func (d *drawing) panel(p *panel) {
