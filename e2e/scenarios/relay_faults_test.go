@@ -205,7 +205,7 @@ func newFaulty(t *testing.T) *faulty {
 	nstest.Root(t)
 	tb := testbed.Start(t, testbed.Config{})
 	t.Cleanup(func() { soundLogs(t, tb) })
-	ctx := within(t, 5*time.Minute)
+	ctx := within(t, 15*time.Minute) // with thousands of nodes
 	// In this order the pods of aws and gcp are in 10.2.0.0/16 and 10.4.0.0/16.
 	started, err := tb.StartClusters(ctx, testbed.ClusterConfig{Name: "aws"}, testbed.ClusterConfig{Name: "gcp"},
 		testbed.ClusterConfig{Name: "merit", PodSubnets: []netip.Prefix{netip.MustParsePrefix("100.64.0.0/10")}})
@@ -245,6 +245,8 @@ func newFaulty(t *testing.T) *faulty {
 		}
 	}
 	f.agent.Env["SEMAPHORE_REMOTES_FROM"] = config.RemotesFromRelay
+	// The engine sends handshakes to each peer that doesn't answer: what is tested is the relay.
+	f.agent.Env[programs.Variable("merit", "WG_MAX_PEERS")] = "50"
 	must(t, f.agent.Start())
 	_, err = programs.StartAgent(ctx, program(t, programs.WireGuard), f.pods[1].Node, f.aws)
 	must(t, err)
@@ -340,12 +342,12 @@ func (f *faulty) fault(t *testing.T, what string, unwritten bool, do func()) {
 		t.Errorf("%s: objects were written:\n%v\n%v", what, before, after)
 	}
 	for _, s := range series {
-		if lost := s.Sent - s.Received; lost > 0 || s.Sent == 0 {
-			t.Errorf("%s: %d of %d packets lost, silence of %v", what, lost, s.Sent, s.LongestGap)
+		lost := s.Sent - s.Received
+		t.Logf("%s, %v: %d of %d packets lost, silence of %v", what, time.Since(began).Round(time.Second), lost, s.Sent, s.LongestGap.Round(time.Millisecond))
+		if lost > 0 || s.Sent == 0 {
+			t.Error("packets are lost")
 		}
 	}
-	t.Logf("%s, %v: of %d and %d packets none lost, silence of %v and %v", what, time.Since(began).Round(time.Second),
-		series[0].Sent, series[1].Sent, series[0].LongestGap.Round(time.Millisecond), series[1].LongestGap.Round(time.Millisecond))
 }
 
 // versions returns names and versions of the objects of aws and gcp.
@@ -417,7 +419,7 @@ func (f *faulty) restart(t *testing.T) {
 // expect waits for a status of the agent in which it has its peer of gcp.
 func (f *faulty) expect(t *testing.T, what string, want func(*programs.Status) error) {
 	t.Helper()
-	eventually(t, 3*time.Minute, what, func(ctx context.Context) error {
+	eventually(t, 5*time.Minute, what, func(ctx context.Context) error {
 		if err := f.run(); err != nil {
 			return err
 		}
