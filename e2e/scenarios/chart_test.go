@@ -51,6 +51,7 @@ func TestChartRendersAsKustomize(t *testing.T) {
 		components []string
 		resources  []string
 		set        []string
+		settings   []string // besides those of the example
 	}{
 		"aws":           {cluster: "aws"},
 		"gcp":           {cluster: "gcp"},
@@ -61,7 +62,11 @@ func TestChartRendersAsKustomize(t *testing.T) {
 		"cilium":        {cluster: "aws", components: []string{"wireguard/pods/cilium"}, set: []string{"wireguard.podPrefixes=cilium"}},
 		"pods":          {cluster: "aws", components: []string{"wireguard/pods/pods"}, set: []string{"wireguard.podPrefixes=pods"}},
 		"prefixes":      {cluster: "aws", components: []string{"wireguard/pods/prefixes"}, set: []string{"wireguard.podPrefixes=prefixes"}},
-		"relay":         {cluster: "aws", resources: []string{"relay"}, components: []string{"wireguard/relay"}, set: []string{"relay.enabled=true"}},
+		"map": {
+			cluster: "aws", components: []string{"wireguard/map"}, set: []string{"settings.podSubnetsMap=10.2.0.0/16=100.64.0.0/16"},
+			settings: []string{"SEMAPHORE_POD_SUBNETS_MAP=10.2.0.0/16=100.64.0.0/16"},
+		},
+		"relay": {cluster: "aws", resources: []string{"relay"}, components: []string{"wireguard/relay"}, set: []string{"relay.enabled=true"}},
 		"relay before agents": {
 			cluster: "aws", resources: []string{"relay"}, components: []string{"authenticated"}, set: []string{"relay.enabled=true", "relay.agents=false", "metrics.auth=true"},
 		},
@@ -79,7 +84,7 @@ func TestChartRendersAsKustomize(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			folder := overlay(t, append([]string{"example/" + c.cluster}, c.resources...), c.components)
+			folder := overlay(t, append([]string{"example/" + c.cluster}, c.resources...), c.components, c.settings...)
 			want := command(t, binaries[tools.Kubectl], "kustomize", folder)
 			args := chartArgs(t, "template", c.cluster, "--skip-tests", "--set", "policy.enabled=true")
 			for _, set := range c.set {
@@ -101,8 +106,8 @@ func TestChartRendersAsKustomize(t *testing.T) {
 	}
 }
 
-// overlay writes a kustomization of folders of deploy.
-func overlay(t *testing.T, resources, components []string) string {
+// overlay writes a kustomization of folders of deploy, with settings besides those of a resource.
+func overlay(t *testing.T, resources, components []string, settings ...string) string {
 	t.Helper()
 	// Kustomize takes no absolute paths.
 	folder := t.TempDir()
@@ -114,10 +119,14 @@ func overlay(t *testing.T, resources, components []string) string {
 		}
 		return all
 	}
-	text, err := yaml.Marshal(map[string]any{
+	kustomization := map[string]any{
 		"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": paths(resources), "components": paths(components),
 		"images": []any{map[string]any{"name": "kube-semaphore", "newTag": "v0.1.0"}}, // as the example's
-	})
+	}
+	if len(settings) > 0 {
+		kustomization["configMapGenerator"] = []any{map[string]any{"name": "semaphore", "namespace": systemNamespace, "behavior": "merge", "literals": settings}}
+	}
+	text, err := yaml.Marshal(kustomization)
 	must(t, err)
 	must(t, os.WriteFile(filepath.Join(folder, "kustomization.yaml"), text, 0o644))
 	return folder
