@@ -23,6 +23,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
 )
 
 // overlap is a mesh of three clusters. aws and gcp have the same subnets of pods and of Services,
@@ -303,6 +304,11 @@ func (m *overlap) testPublished(t *testing.T) {
 		must(t, err)
 		if got := object.Annotations[config.SubnetMapAnnotation]; got != tt.maps {
 			t.Errorf("%s publishes the map %q, want %q", tt.node.Name, got, tt.maps)
+		}
+		report, err := m.agent(tt.node).Status(t.Context())
+		must(t, err)
+		if r := report.Translation; (r == nil) != (tt.maps == "") || r != nil && (r.Map != tt.maps || r.State != status.FilterEnforced || !r.OwnPods) {
+			t.Errorf("%s reports %+v of the map %q", tt.node.Name, r, tt.maps)
 		}
 		for _, c := range m.others(tt.node.Cluster) {
 			for _, n := range c.Nodes() {
