@@ -65,9 +65,10 @@ func (b *bench) roundTrips(ctx context.Context, ours, beside *side, family strin
 	var medians, tails []pair
 	for i := range b.pairs {
 		var seen [2]asked
-		for j, s := range []*side{ours, beside} {
+		for j := range seen {
+			j = (i + j) % 2 // Each is the first one in turn.
 			var err error
-			if seen[j], err = b.roundTrip(ctx, s); err != nil {
+			if seen[j], err = b.roundTrip(ctx, []*side{ours, beside}[j]); err != nil {
 				return err
 			}
 		}
