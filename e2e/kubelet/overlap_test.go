@@ -75,6 +75,7 @@ func TestOverlap(t *testing.T) {
 	t.Run("verify, status and doctor", func(t *testing.T) { well(t, "100.77.0.0/16") })
 	t.Run("others", func(t *testing.T) {
 		l.ctl(t, join("--virtual-subnets", mapped("aws", "100.79.0.0/16", "fd00:79::/48"))...)
+		l.clusters[0].VirtualSubnets = subnets("100.79.0.0/16", "fd00:79::/48")
 		l.answerByName(t, 0, 1)
 		well(t, "100.79.0.0/16")
 	})
