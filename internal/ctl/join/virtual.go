@@ -152,7 +152,8 @@ func (w *Wishes) chosen(f *inspect.Facts) (config.SubnetMap, error) {
 	if len(words) == 0 {
 		return nil, nil
 	}
-	return m, m.Decode(strings.Join(words, ","))
+	err := m.Decode(strings.Join(words, ","))
+	return m, err
 }
 
 // virtualize decides the virtual subnets of all clusters, and returns faults.

@@ -110,7 +110,7 @@ func TestVirtualSubnets(t *testing.T) {
 			says: "aws: the subnets by which other clusters know its pods change, and merit would go on using the former ones: join it with all of its remotes: add merit to the arguments; or, " +
 				"to join none of these with new clusters, first run semaphorectl join aws merit --virtual-subnets aws=10.2.0.0/16=100.105.0.0/16"},
 		// Runs after others.
-		"interrupted": {aws: pods, gcp: pods, change: func(aws, gcp *inspect.Facts) { joined(gcp, "aws", "100.105.0.0/16", "10.2.0.0/16=100.89.0.0/16") },
+		"interrupted": {aws: pods, gcp: pods, change: func(_, gcp *inspect.Facts) { joined(gcp, "aws", "100.105.0.0/16", "10.2.0.0/16=100.89.0.0/16") },
 			want: []string{"10.2.0.0/16=100.105.0.0/16", "10.2.0.0/16=100.89.0.0/16", "100.89.0.0/16", "100.105.0.0/16"}},
 		"interrupted, joined before": {aws: "10.3.0.0/16", gcp: pods, virtual: map[string]string{"gcp": "10.98.0.0/16"}, change: func(aws, gcp *inspect.Facts) {
 			joined(aws, "gcp", pods, "")
@@ -132,7 +132,7 @@ func TestVirtualSubnets(t *testing.T) {
 			joined(aws, "gcp", "10.98.0.0/16", "")
 			joined(gcp, "aws", "10.3.0.0/16", "10.2.0.0/16=10.98.0.0/16")
 		}, want: []string{"", "", pods, "10.3.0.0/16"}, says: "pods in 10.2.0.0/16 (as you specified)"},
-		"more was accepted": {aws: "10.6.0.0/16", gcp: pods, virtual: map[string]string{"gcp": "10.98.0.0/16"}, change: func(aws, gcp *inspect.Facts) { joined(aws, "gcp", "10.2.0.0/15", "") },
+		"more was accepted": {aws: "10.6.0.0/16", gcp: pods, virtual: map[string]string{"gcp": "10.98.0.0/16"}, change: func(aws, _ *inspect.Facts) { joined(aws, "gcp", "10.2.0.0/15", "") },
 			want: []string{"", "10.2.0.0/16=10.98.0.0/16", "10.98.0.0/16", "10.6.0.0/16"}},
 	} {
 		t.Run(name, func(t *testing.T) {
