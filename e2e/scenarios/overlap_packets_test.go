@@ -222,7 +222,7 @@ func (m *overlap) testProtocols(t *testing.T) {
 					return err
 				}))
 				defer socket.Close()
-				eventually(t, repair, "the packet", func(ctx context.Context) error {
+				eventually(t, repair, "the packet", func(context.Context) error {
 					err := from.Space().Do(func() error {
 						conn, err := net.Dial(network, address.String())
 						if err != nil {

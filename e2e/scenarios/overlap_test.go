@@ -419,7 +419,7 @@ func (m *overlap) testImported(t *testing.T) {
 		putService(t, c, ns, web(), m.servers[c]...)
 		m.export(t, c, ns)
 	}
-	m.imports.imported(t, ns, from("aws", "gcp"))
+	m.imported(t, ns, from("aws", "gcp"))
 	m.answered(t, ns, 8888, slices.Concat(m.servers[m.aws], m.servers[m.gcp])...)
 	m.seenThrough(t, func(*testbed.Cluster) string { return importName(ns) }, slices.Concat(m.servers[m.aws], m.servers[m.gcp])...)
 }
@@ -434,7 +434,7 @@ func (m *overlap) testHeadless(t *testing.T) {
 		}), m.servers[c]...)
 		m.export(t, c, ns)
 	}
-	m.imports.imported(t, ns, from("aws", "gcp"))
+	m.imported(t, ns, from("aws", "gcp"))
 	for _, c := range m.clusters {
 		n := &naming{client: m.clients[slices.IndexFunc(m.clients, func(p *testbed.Pod) bool { return p.Node.Cluster == c })], dns: m.dns[c]}
 		var all []string
