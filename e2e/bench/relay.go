@@ -272,11 +272,17 @@ func (b *bench) relayChanges(ctx context.Context, a *arena) (err error) {
 	}
 	both := []*scale{r.relayed, r.reading}
 	var logs [2]*journal
+	started := 0
+	defer func() {
+		for _, s := range both[:started] {
+			err = errors.Join(err, s.stopAgent(ctx))
+		}
+	}()
 	for i, s := range both {
 		if _, logs[i], err = s.startAgent(ctx, "debug"); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, s.stopAgent(ctx)) }()
+		started++
 	}
 	if err := r.relayed.scatter(ctx, logs[0]); err != nil {
 		return err

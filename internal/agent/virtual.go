@@ -100,7 +100,7 @@ func (a *agent) noteGuards(fenced []netip.Prefix) {
 // publish publishes this node. With a map it waits until packets that others then send are
 // translated, and the guards refuse those that aren't.
 func (a *agent) publish(ctx context.Context) error {
-	if len(a.cfg.PodSubnetsMap) > 0 && !(a.translated.Load() && a.guardsVirtual.Load()) {
+	if len(a.cfg.PodSubnetsMap) > 0 && (!a.translated.Load() || !a.guardsVirtual.Load()) {
 		return nil
 	}
 	return a.publisher.Reconcile(ctx)
