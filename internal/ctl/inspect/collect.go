@@ -87,6 +87,8 @@ type collector struct {
 	client kubernetes.Interface
 	clock  *clock
 	weight atomic.Int64 // of all reports
+	// named is the ConfigMap that our programs have their settings from; empty: none is known.
+	named string
 	// nodesRead is closed when Nodes is set.
 	nodesRead chan struct{}
 }
@@ -116,6 +118,7 @@ func collect(ctx context.Context, access *cli.Cluster) *Cluster {
 	})
 	reading.Go(func() {
 		t.Workloads = read(ctx, t.Kubectl("-n %s get daemonsets,deployments", cli.Namespace), t.workloads)
+		t.Settings = read(ctx, t.Kubectl("-n %s get configmap %s -o yaml", cli.Namespace, t.settingsName()), t.settings)
 	})
 	reading.Go(func() {
 		t.Warnings = read(ctx, t.Kubectl("-n %s get events --field-selector type=Warning", cli.Namespace), t.warnings)
@@ -137,9 +140,6 @@ func collect(ctx context.Context, access *cli.Cluster) *Cluster {
 	})
 	reading.Go(func() {
 		t.Shared = read(ctx, t.Kubectl("get services,endpointslices -A -l %s", GlobalSelector), t.exports(GlobalSelector))
-	})
-	reading.Go(func() {
-		t.Settings = read(ctx, t.Kubectl("-n %s get configmap semaphore -o yaml", cli.Namespace), t.settings)
 	})
 	t.Pods = read(ctx, t.Kubectl("-n %s get pods -o wide", cli.Namespace), t.pods)
 	t.Stored = read(ctx, t.Kubectl("-n %s get wireguardpeers", cli.Namespace), t.stored)
@@ -241,22 +241,27 @@ func (t *collector) pods(ctx context.Context) ([]Pod, error) {
 
 func (t *collector) workloads(ctx context.Context) ([]Workload, error) {
 	ours := metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=kube-semaphore"}
-	image := func(s *corev1.PodSpec) string {
+	inspect := func(s *corev1.PodSpec) (image string) {
 		if len(s.Containers) == 0 {
 			return ""
+		}
+		for _, from := range s.Containers[0].EnvFrom {
+			if from.ConfigMapRef != nil {
+				t.named = from.ConfigMapRef.Name
+			}
 		}
 		return s.Containers[0].Image
 	}
 	var found []Workload
 	err := cli.List(ctx, t.client.AppsV1().DaemonSets(cli.Namespace), ours, func(s *appsv1.DaemonSet) error {
-		found = append(found, Workload{"DaemonSet", s.Name, s.Status.DesiredNumberScheduled, s.Status.NumberReady, image(&s.Spec.Template.Spec)})
+		found = append(found, Workload{"DaemonSet", s.Name, s.Status.DesiredNumberScheduled, s.Status.NumberReady, inspect(&s.Spec.Template.Spec)})
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	err = cli.List(ctx, t.client.AppsV1().Deployments(cli.Namespace), ours, func(d *appsv1.Deployment) error {
-		found = append(found, Workload{"Deployment", d.Name, wanted(d), d.Status.ReadyReplicas, image(&d.Spec.Template.Spec)})
+		found = append(found, Workload{"Deployment", d.Name, wanted(d), d.Status.ReadyReplicas, inspect(&d.Spec.Template.Spec)})
 		return nil
 	})
 	return byName(found, func(w *Workload) string { return w.Name }), err

@@ -265,9 +265,13 @@ func (c *Cluster) Custom(setting string) bool {
 	return set && value != map[string]string{MirrorSetting: MirrorSelector, GlobalSetting: GlobalSelector}[setting]
 }
 
+// settingsName returns the name of the programs' ConfigMap. kustomize and Helm append a sum to
+// that of the bases.
+func (t *collector) settingsName() string { return cmp.Or(t.named, "semaphore") }
+
 // settings reads the ConfigMap of the programs.
 func (t *collector) settings(ctx context.Context) (map[string]string, error) {
-	found, err := t.client.CoreV1().ConfigMaps(cli.Namespace).Get(ctx, "semaphore", metav1.GetOptions{})
+	found, err := t.client.CoreV1().ConfigMaps(cli.Namespace).Get(ctx, t.settingsName(), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}

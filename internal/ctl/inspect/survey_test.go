@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
@@ -67,6 +68,29 @@ func TestNodesWithoutAgents(t *testing.T) {
 	}
 	if got := strings.Join(names, " "); got != "ec2 linux new" {
 		t.Errorf("nodes with agents: %s", got)
+	}
+}
+
+// TestSettingsByTheirName reads the settings of programs that kustomize or Helm has rendered, which
+// append a sum to the ConfigMap's name, beside one that is left over.
+func TestSettingsByTheirName(t *testing.T) {
+	settings := func(name, value string) *corev1.ConfigMap {
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: cli.Namespace}, Data: map[string]string{MirrorSetting: value}}
+	}
+	program := corev1.Container{EnvFrom: []corev1.EnvFromSource{
+		{SecretRef: &corev1.SecretEnvSource{}},
+		{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "semaphore-4f6b2"}}},
+	}}
+	c := collector{Cluster: &Cluster{}, client: fake.NewClientset(settings("semaphore", "old"), settings("semaphore-4f6b2", "team=a"), &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-service-mirror", Namespace: cli.Namespace, Labels: map[string]string{"app.kubernetes.io/part-of": "kube-semaphore"}},
+		Spec:       appsv1.DeploymentSpec{Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{program}}}},
+	})}
+	if _, err := c.workloads(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got, err := c.settings(t.Context())
+	if err != nil || got[MirrorSetting] != "team=a" {
+		t.Errorf("settings %q, %v", got, err)
 	}
 }
 
