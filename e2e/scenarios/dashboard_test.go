@@ -40,6 +40,7 @@ var withoutData = map[string]string{
 	"Writes B in Nodes: semaphore-relay":   "a conflict with another client's write",
 
 	"semaphore_wg_neighbour_table_full_total": "the kernel reports it for the first network namespace only",
+	"semaphore_wg_translation_enforced":       "only with a map of pod subnets",
 }
 
 // TestDashboard runs the queries of the dashboard and the alert rules in a Prometheus that
