@@ -334,8 +334,11 @@ func (b *bench) relayChanges(ctx context.Context, a *arena) (err error) {
 	return nil
 }
 
-// quiet waits until agents write nothing to their devices.
+// quiet waits until agents write nothing to their devices: they restart the handshakes of new
+// peers, which don't answer here, for a while.
 func quiet(ctx context.Context, logs []*journal) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Minute, errors.New("agents still write to their devices after 5 minutes"))
+	defer cancel()
 	for busy := true; busy; {
 		if err := measure.Pause(ctx, settling); err != nil {
 			return err
