@@ -75,9 +75,9 @@ check: ## one package, in under a minute: format, vet and tests with -race; PKG=
 test-kernel: deps ## tunnel, route, agent and first contact tests against kernel WireGuard in an emulated machine (root); USERSPACE=no without those of the other backend
 	@[ "$(USERSPACE)" != no ] || echo "left out: tests that are about the userspace backend alone, which run without an emulated machine, too"
 	$(GO) run ./e2e/kernel -timeout 1h -test-timeout 20m $(if $(filter no,$(USERSPACE)),-args '-test.skip=/^userspace(_and_userspace)?$$') ./tunnel ./routes ./e2e/contact \
-	  './internal/agent:TestPaths|RestartsGoUnnoticed|ListenPortsChangePlaces|BackendChangesUnderTraffic|BesideTheOriginal|AnotherHasTheListenPort|AgentsTakeTurns|BadRollouts|VirtualSubnets'
+	  './agent:TestPaths|RestartsGoUnnoticed|ListenPortsChangePlaces|BackendChangesUnderTraffic|BesideTheOriginal|AnotherHasTheListenPort|AgentsTakeTurns|BadRollouts|VirtualSubnets'
 	$(GO) run ./e2e/kernel -programs kube-proxy,iptables,ipset -test-timeout 5m -run TestHostReachesRemotePodsThroughIPVS ./routes
-	$(GO) run ./e2e/kernel -programs iptables -test-timeout 10m -run 'TestInputFirewalls|TestForwardingSwitchedOff|TestICMPErrors' ./internal/agent
+	$(GO) run ./e2e/kernel -programs iptables -test-timeout 10m -run 'TestInputFirewalls|TestForwardingSwitchedOff|TestICMPErrors' ./agent
 	$(GO) run ./e2e/kernel -append ipv6.disable=1 -run 'ListenPorts|TestTraffic|IPv6' ./tunnel ./routes
 
 .PHONY: e2e

@@ -6,7 +6,7 @@ package main
 import (
 	"os"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/agent"
+	"github.com/kube-semaphore/kube-semaphore/agent"
 )
 
 func main() { os.Exit(agent.Main(os.Args[1:])) }

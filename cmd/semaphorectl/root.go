@@ -5,12 +5,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/doctor"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/handover"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/join"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/status"
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/verify"
+	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/ctl/doctor"
+	"github.com/kube-semaphore/kube-semaphore/ctl/handover"
+	"github.com/kube-semaphore/kube-semaphore/ctl/join"
+	"github.com/kube-semaphore/kube-semaphore/ctl/status"
+	"github.com/kube-semaphore/kube-semaphore/ctl/verify"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 )
 

@@ -2,7 +2,7 @@
 // WireGuard, so that code that depends on the kernel can be tested on any machine with qemu.
 //
 //	go run ./e2e/kernel ./tunnel ./routes ./peers
-//	go run ./e2e/kernel ./tunnel './internal/agent:RestartsGoUnnoticed'
+//	go run ./e2e/kernel ./tunnel './agent:RestartsGoUnnoticed'
 //	go run ./e2e/kernel -append ipv6.disable=1 -run IPv6 ./tunnel
 //
 // The kernel is Debian's, downloaded once into a cache and booted without being

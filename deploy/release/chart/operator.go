@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
 )
 
 // rule is the file with the PrometheusRule, below deploy/observability.

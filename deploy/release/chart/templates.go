@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/ctl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
 )
 
 // component is a component of deploy/ that a condition of the chart adds.

@@ -1,0 +1,398 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
+	"github.com/kube-semaphore/kube-semaphore/internal/reach"
+)
+
+// maxEndpoints bounds the endpoints of a service that a pod asks, beside its ClusterIPs.
+const maxEndpoints = 2
+
+// Asks returns the services to ask from pods, by cluster and remote: the imports of each
+// remote, with global services among those of the first one; and of each cluster and itself
+// the endpoints that others ask, so that what its own pods get is known as well.
+func Asks(clusters []*inspect.Cluster) map[[2]string][]reach.Ask {
+	all := map[[2]string][]reach.Ask{}
+	for _, c := range clusters {
+		var remotes []*inspect.Cluster
+		for _, other := range clusters {
+			if other != c {
+				remotes = append(remotes, other)
+			}
+		}
+		services := slices.Concat(c.Imports.Value, c.ClusterSetServices())
+		for i := range services {
+			s := &services[i]
+			at := slices.IndexFunc(remotes, func(r *inspect.Cluster) bool { return r.Name == s.Origin })
+			if at < 0 && s.Origin != "" || len(remotes) == 0 || s.Ready == 0 || s.Port == 0 {
+				continue
+			}
+			to := remotes[max(at, 0)].Name
+			a := reach.Ask{Name: s.DNS(), HTTP: s.HTTP}
+			if !s.Headless {
+				a.Want = s.ClusterIPs
+				for _, ip := range s.ClusterIPs[:min(len(s.ClusterIPs), 2)] { // one of each family
+					a.Addresses = append(a.Addresses, net.JoinHostPort(ip, strconv.Itoa(int(s.Port))))
+				}
+			}
+			var endpoints []string
+			for _, e := range s.Sample[:min(len(s.Sample), maxEndpoints)] {
+				endpoints = append(endpoints, e.String())
+			}
+			a.Addresses = append(a.Addresses, endpoints...)
+			all[[2]string{c.Name, to}] = append(all[[2]string{c.Name, to}], a)
+			if at >= 0 {
+				if own := exported(remotes[at], s, endpoints); len(own) > 0 {
+					subnets, _ := remotes[at].SubnetMap()
+					for i := range own {
+						own[i] = translate(own[i], subnets.Real)
+					}
+					all[[2]string{to, to}] = append(all[[2]string{to, to}], reach.Ask{Addresses: own, HTTP: s.HTTP})
+				}
+			}
+		}
+	}
+	return all
+}
+
+// exported returns the endpoints of an import that are endpoints of its origin, too: another
+// cluster must not choose what pods of this one request.
+func exported(origin *inspect.Cluster, s *inspect.KubeService, endpoints []string) []string {
+	at := slices.IndexFunc(origin.Exports.Value, func(e inspect.KubeService) bool { return e.Namespace == s.Namespace && e.Name == s.Name })
+	if at < 0 {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(endpoints), func(address string) bool {
+		return !slices.ContainsFunc(origin.Exports.Value[at].Sample, func(e netip.AddrPort) bool { return e.String() == address })
+	})
+}
+
+// unaskable lists imports that pods can't ask, with the reason.
+func unaskable(c *inspect.Cluster) (udp int) {
+	for i := range c.Imports.Value {
+		if s := &c.Imports.Value[i]; s.Ready > 0 && s.Port == 0 {
+			udp++
+		}
+	}
+	return udp
+}
+
+// asked returns the results of asking services.
+func (f *Facts) asked() []probe.Asked {
+	if f.Tried == nil {
+		return nil
+	}
+	return f.Tried.Asked
+}
+
+// own returns the results of asking endpoints from pods of their own cluster, by the address at
+// which other clusters know them.
+func (f *Facts) own() map[string]string {
+	all := map[string]string{}
+	for i := range f.asked() {
+		a := &f.asked()[i]
+		if a.Remote != a.From.Cluster || a.Untried != "" {
+			continue
+		}
+		for _, address := range a.Addresses {
+			all[translate(address, f.subnetsOf(a.Remote).Virtual)] = a.Result.Failed[address]
+		}
+	}
+	return all
+}
+
+func askScope(a *probe.Asked) Scope {
+	return Scope{Cluster: a.From.Cluster, Node: a.From.Node, Remote: a.Remote}
+}
+
+// virtual reports whether an address of a service is its ClusterIP.
+func virtual(a *probe.Asked, address string) bool {
+	host, _, _ := net.SplitHostPort(address)
+	return a.Fresh || slices.Contains(a.Want, host)
+}
+
+// answers reports whether one of the service's endpoints of the family of its ClusterIP has
+// answered, or the pod that is the endpoint of a temporary one.
+func (f *Facts) answers(a *probe.Asked, virtualIP string) bool {
+	if a.Fresh {
+		return slices.ContainsFunc(f.legs(), func(l probe.Leg) bool {
+			return l.From == a.From && l.To == a.To && l.Untried == "" && l.Error == "" && isIPv6(l.Address) == isIPv6(virtualIP)
+		})
+	}
+	return slices.ContainsFunc(a.Addresses, func(address string) bool {
+		return !virtual(a, address) && a.Result.Failed[address] == "" && isIPv6(address) == isIPv6(virtualIP)
+	})
+}
+
+// isIPv6 reports whether an address, with a port or without, is one of IPv6.
+func isIPv6(address string) bool { return strings.Count(address, ":") > 1 }
+
+func (f *Facts) askAgain(a *probe.Asked) string {
+	return fmt.Sprintf("semaphorectl doctor %s %s", a.From.Cluster, a.Remote)
+}
+
+// subject names a service.
+func subject(a *probe.Asked) string {
+	switch {
+	case a.Fresh && a.To.Node == "":
+		return "a temporary Service for a pod of " + a.Remote
+	case a.Fresh:
+		return "a temporary Service for a pod on " + a.To.Node
+	}
+	return cmp.Or(a.Name, "a service of "+a.Remote)
+}
+
+// cutOff reports whether no pod of a node has reached any pod of another cluster, which
+// podRules report.
+func (f *Facts) cutOff(node probe.NodeRef) bool {
+	tried := 0
+	for i := range f.legs() {
+		if l := &f.legs()[i]; l.From == node && l.Untried == "" {
+			if tried++; l.Error == "" {
+				return false
+			}
+		}
+	}
+	return tried > 0
+}
+
+// nodeOf returns the node of a cluster that has an address among its pods.
+func nodeOf(c *inspect.Cluster, address string) string {
+	at, err := netip.ParseAddrPort(address)
+	for i := range c.Nodes.Value {
+		for _, prefix := range c.Nodes.Value[i].Pods {
+			if err == nil && prefix.Contains(at.Addr().Unmap()) {
+				return c.Nodes.Value[i].Name
+			}
+		}
+	}
+	return ""
+}
+
+// refused reports whether an admission controller has refused the pod on a node, or the
+// temporary Service of a cluster, which is a cause.
+func (f *Facts) refused(at probe.NodeRef) bool {
+	return f.Tried != nil && admission(f.Tried.Refused[at])
+}
+
+// refusesPods reports whether a cluster has refused a pod.
+func (f *Facts) refusesPods(cluster string) bool {
+	for at := range f.Tried.Refused {
+		if at.Cluster == cluster && at.Node != "" && f.refused(at) {
+			return true
+		}
+	}
+	return false
+}
+
+// testsRefused finds clusters that don't admit temporary objects.
+func testsRefused(f *Facts, found func(Finding)) {
+	if f.Tried == nil {
+		return
+	}
+	byNode := func(a, b probe.NodeRef) int { return strings.Compare(a.String(), b.String()) }
+	for _, at := range slices.SortedFunc(maps.Keys(f.Tried.Refused), byNode) {
+		if !f.refused(at) {
+			continue
+		}
+		what := "pods of doctor"
+		if at.Node == "" {
+			what = "a temporary Service of doctor"
+		}
+		show := ""
+		if i := slices.IndexFunc(f.Clusters, func(c *inspect.Cluster) bool { return c.Name == at.Cluster }); i >= 0 {
+			show = f.Clusters[i].Kubectl("get validatingadmissionpolicies,validatingwebhookconfigurations")
+			if strings.Contains(f.Tried.Refused[at], "exceeded quota") {
+				show = f.Clusters[i].Kubectl("-n %s get resourcequotas", probe.Namespace)
+			}
+		}
+		found(Finding{
+			Scope{Cluster: at.Cluster, Node: at.Node}, fmt.Sprintf("an admission controller of %s refuses %s, so that what pods get there isn't known", at.Cluster, what),
+			[]Evidence{{strings.TrimPrefix(at.Node+": ", ": ") + f.Tried.Refused[at], show}},
+		})
+	}
+}
+
+// notListening finds endpoints that refuse connections of pods of their own cluster, too.
+func notListening(f *Facts, found func(Finding)) {
+	own, seen := f.own(), map[string]bool{}
+	f.eachDenied(func(a *probe.Asked, _ Scope, address, err string) {
+		if !closed(err) || !closed(own[address]) || seen[address] {
+			return
+		}
+		seen[address] = true
+		found(Finding{Scope{Cluster: a.Remote}, fmt.Sprintf("nothing listens at endpoints of %s: they refuse connections of pods of %s itself, too", subject(a), a.Remote),
+			[]Evidence{{fmt.Sprintf("%s: from %s: %s; from a pod of %s: %s", address, a.From, err, a.Remote, own[address]), f.askAgain(a)}}})
+	})
+}
+
+// closed reports whether an error is that of a port at which nothing listens.
+func closed(err string) bool { return strings.Contains(err, "connection refused") }
+
+// askRules derive causes from what pods got as clients of services:
+//
+//	ClusterIP       endpoint         name                          cause
+//	no answer       answers          any                           cluster-ip-unanswered
+//	any             any              no answer, nor to own names   dns-unanswered
+//	any             any              missing, or other addresses   name-wrong
+//	any             no answer, and   any                           service-denied
+//	                its own pods get one
+//	any             refuses, its own any                           endpoint-not-listening
+//	                pods as well
+//
+// Where not even pods of its own cluster get an answer, and none is refused, a policy may deny
+// on purpose: that is unknown.
+func askRules() []Rule {
+	// What keeps pods of tests from each other, and these findings themselves.
+	paths := append([]string{"pods-masqueraded", "pods-mtu", "pods-dropped", "pods-unreached"}, podRules()[0].After...)
+	return []Rule{
+		{
+			ID: "test-pods-refused", Alone: true,
+			Remedy: "exempt objects in kube-system with the label semaphore.uw.io/temporary=true from the policy or webhook that the error names, or raise the quota, and run doctor again; the pods run as root, without capabilities. --no-probe does without them, and what pods get stays unknown",
+			Find:   testsRefused,
+		},
+		{
+			ID:     "cluster-ip-unanswered",
+			Remedy: "check that kube-proxy, or what replaces it, runs on that node and reads the API server: kubectl -n kube-system get pods -o wide, and its log",
+			Find: func(f *Facts, found func(Finding)) {
+				for i := range f.asked() {
+					a := &f.asked()[i]
+					for _, address := range slices.Sorted(maps.Keys(a.Result.Failed)) {
+						if virtual(a, address) && f.answers(a, address) {
+							found(Finding{
+								Scope{Cluster: a.From.Cluster, Node: a.From.Node}, "pods on " + a.From.Node + " get no answer from ClusterIPs, though the endpoints answer",
+								[]Evidence{{fmt.Sprintf("%s at %s: %s", subject(a), address, a.Result.Failed[address]), f.askAgain(a)}},
+							})
+						}
+					}
+				}
+			},
+		},
+		{
+			ID: "dns-unanswered", After: append([]string{"cluster-ip-unanswered"}, podRules()[0].After...),
+			Remedy: "check that the cluster's DNS runs, and that its pods reach it: kubectl -n kube-system get pods,endpointslices -l k8s-app=kube-dns",
+			Find: func(f *Facts, found func(Finding)) {
+				for i := range f.asked() {
+					if a := &f.asked()[i]; a.Result.Name != "" && a.Result.DNS != "" && !f.cutOff(a.From) {
+						found(Finding{
+							Scope{Cluster: a.From.Cluster, Node: a.From.Node}, "pods on " + a.From.Node + " resolve no names, not even those of their own cluster",
+							[]Evidence{{"kubernetes.default.svc: " + a.Result.DNS, f.askAgain(a)}, {a.Name + ": " + a.Result.Name, ""}},
+						})
+					}
+				}
+			},
+		},
+		{
+			ID: "name-wrong", After: []string{"cluster-ip-unanswered", "dns-unanswered", "coredns-block-missing", "mirror-outdated"},
+			Remedy: "compare CoreDNS's server blocks with deploy/coredns: zone, service prefix and namespace; check that CoreDNS has loaded them (kubectl -n kube-system logs -l k8s-app=kube-dns), and that queries of that node reach it",
+			Find: func(f *Facts, found func(Finding)) {
+				for i := range f.asked() {
+					a := &f.asked()[i]
+					if a.Result.Name == "" && len(a.Result.Found) == 0 {
+						continue
+					}
+					says := cmp.Or(a.Result.Name, "it is "+strings.Join(a.Result.Found, " ")+" instead of "+strings.Join(a.Want, " "))
+					found(Finding{askScope(a), fmt.Sprintf("pods of %s don't resolve names of services of %s", a.From.Cluster, a.Remote), []Evidence{{fmt.Sprintf("%s, on %s: %s", a.Name, a.From.Node, says), f.askAgain(a)}}})
+				}
+			},
+		},
+		{
+			ID: "endpoint-not-listening", Alone: true,
+			Remedy: "in that cluster, make targetPort of the Service the port at which its pods listen, or correct the program, which may listen on 127.0.0.1 only; a readinessProbe of that port keeps such pods out of the endpoints. If it does listen, a firewall or network policy rejects connections of all pods in kube-system",
+			Find:   notListening,
+		},
+		{
+			ID: "service-denied", After: paths,
+			Remedy: "admit the other cluster's pods: a network policy in that namespace, or of the whole cluster, admits pods of its own cluster only; select network sets of the other cluster (docs/policy.md), or its pod subnets as ipBlock",
+			Find: func(f *Facts, found func(Finding)) {
+				own := f.own()
+				f.eachDenied(func(a *probe.Asked, scope Scope, address, err string) {
+					if answer, known := own[address]; !known || answer != "" || f.explained(scope.turned(), paths...) {
+						return
+					}
+					found(Finding{scope, fmt.Sprintf("%s of %s doesn't answer pods of %s, and answers those of its own cluster", subject(a), a.Remote, a.From.Cluster), []Evidence{{fmt.Sprintf("%s, from %s: %s", address, a.From.Node, err), f.askAgain(a)}}})
+				})
+			},
+		},
+	}
+}
+
+// eachDenied calls say for each endpoint that doesn't answer a pod of another cluster, though
+// the pods for tests on these nodes reach each other.
+func (f *Facts) eachDenied(say func(a *probe.Asked, scope Scope, address, err string)) {
+	for i := range f.asked() {
+		a := &f.asked()[i]
+		if a.Remote == a.From.Cluster || a.Fresh {
+			continue
+		}
+		for _, address := range slices.Sorted(maps.Keys(a.Result.Failed)) {
+			if virtual(a, address) {
+				continue
+			}
+			scope := askScope(a)
+			if c := f.cluster(a.Remote); c != nil {
+				scope.Peer = nodeOf(c, translate(address, f.subnets(c).Real))
+			}
+			say(a, scope, address, a.Result.Failed[address])
+		}
+	}
+}
+
+// openVirtual lists the ClusterIPs of a service that don't answer, and can't be compared with an
+// endpoint: a temporary Service's own doesn't answer either, or none is at the same port.
+func openVirtual(f *Facts, a *probe.Asked, add func(Scope, func() Open)) {
+	for _, address := range slices.Sorted(maps.Keys(a.Result.Failed)) {
+		compared := slices.ContainsFunc(a.Addresses, func(other string) bool { return !virtual(a, other) && isIPv6(other) == isIPv6(address) })
+		open := Open{"whether " + subject(a) + " answers", address + ": " + a.Result.Failed[address] + "; none of its ready endpoints is at this port", f.askAgain(a)}
+		if a.Fresh {
+			compared = f.answers(a, address)
+			open = Open{"whether ClusterIPs are served on " + a.From.Node, "the endpoint of the temporary Service, a pod on " + a.To.Node + ", doesn't answer", open.Command}
+		}
+		if virtual(a, address) && !compared {
+			add(askScope(a), func() Open { return open })
+			if a.Fresh {
+				return // The text is the same for each of its addresses.
+			}
+		}
+	}
+}
+
+// openAsked lists what asking services left unknown.
+func openAsked(f *Facts, add func(Scope, func() Open)) {
+	own, seen := f.own(), map[string]bool{}
+	f.eachDenied(func(a *probe.Asked, scope Scope, address, err string) {
+		if answer, known := own[address]; known && answer == "" || seen[address] || closed(err) && closed(answer) {
+			return
+		}
+		seen[address] = true
+		add(scope, func() Open {
+			why := fmt.Sprintf("%s: %s; pods of its own cluster get no answer either: it doesn't listen, or a network policy denies pods of %s", address, err, probe.Namespace)
+			if _, known := own[address]; !known {
+				why = address + ": " + err
+			}
+			return Open{"whether " + subject(a) + " answers", why, f.askAgain(a)}
+		})
+	})
+	for i := range f.asked() {
+		if a := &f.asked()[i]; a.Untried != "" && a.Remote != a.From.Cluster {
+			if f.refused(a.From) || a.Fresh && (f.refused(probe.NodeRef{Cluster: a.From.Cluster}) || a.To.Node == "" && f.refusesPods(a.Remote)) {
+				continue
+			}
+			add(askScope(a), func() Open {
+				return Open{fmt.Sprintf("whether pods on %s reach %s", a.From.Node, subject(a)), a.Untried, f.askAgain(a)}
+			})
+		} else if a.Untried == "" {
+			openVirtual(f, a, add)
+		}
+	}
+}

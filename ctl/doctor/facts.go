@@ -1,0 +1,480 @@
+package doctor
+
+import (
+	"cmp"
+	"iter"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
+)
+
+// Facts is the input of the rules.
+type Facts struct {
+	Clusters []*inspect.Cluster
+	// Tried is the results of temporary pods; nil: none ran.
+	Tried *probe.Tried
+	// Done, when closed, ends all iterations over reports and pairs, of which there may be
+	// millions.
+	Done <-chan struct{}
+
+	// explained reports whether findings of rules explain a fault, and counts it then.
+	explained func(s Scope, rules ...string) bool
+
+	sites map[*inspect.Cluster]*site
+	maps  map[*inspect.Cluster]*subnets
+	pairs []Pair
+	first map[[2]*inspect.Cluster]int // of pairs
+}
+
+// done reports whether Done is closed.
+func (f *Facts) done() bool {
+	select {
+	case <-f.Done:
+		return true
+	default:
+		return false
+	}
+}
+
+// site indexes the facts of a cluster by node.
+type site struct {
+	// all are the cluster's nodes. If they can't be read, they are those that agents of other
+	// clusters have as peers.
+	all    []inspect.Node
+	acting map[string]*status.Agent
+	status map[string]string // commands that show the agents' reports
+	nodes  map[string]*inspect.Node
+	number map[string]int // of nodes
+}
+
+func (f *Facts) site(c *inspect.Cluster) *site {
+	if s := f.sites[c]; s != nil {
+		return s
+	}
+	s := &site{f.nodes(c), c.Acting(), map[string]string{}, map[string]*inspect.Node{}, map[string]int{}}
+	for i := range c.Agents {
+		if a := &c.Agents[i]; s.status[a.Pod.Node] == "" {
+			s.status[a.Pod.Node] = statusOf(a)
+		}
+	}
+	for i := range s.all {
+		n := &s.all[i]
+		s.nodes[n.Name], s.number[n.Name] = n, i
+	}
+	if f.sites == nil {
+		f.sites = map[*inspect.Cluster]*site{}
+	}
+	f.sites[c] = s
+	return s
+}
+
+// nodes returns a cluster's nodes. Those of a cluster that can't be read are the peers in
+// the reports of other clusters' agents, of which names are all that is known.
+func (f *Facts) nodes(c *inspect.Cluster) []inspect.Node {
+	if c.Nodes.Known() && c.Kubernetes.Known() {
+		return c.Nodes.Value
+	}
+	names, widest := map[string]bool{}, 0
+	for other, a := range f.agents() {
+		if r := a.Value.Remote(c.Name); other != c && r != nil {
+			widest = max(widest, len(other.Nodes.Value))
+			for i := range r.Peers {
+				if name := r.Peers[i].Node; len(validation.IsDNS1123Subdomain(name)) == 0 {
+					names[name] = true
+				}
+			}
+		}
+	}
+	if inspect.TooMany(len(names), widest) {
+		return nil
+	}
+	var all []inspect.Node
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		all = append(all, inspect.Node{Name: name})
+	}
+	return all
+}
+
+// status is the command that shows the report of a node's agent.
+func (f *Facts) status(c *inspect.Cluster, node string) string { return f.site(c).status[node] }
+
+func statusOf(a *inspect.Reported[status.Agent]) string {
+	return strings.TrimSuffix(a.Source, " -o json")
+}
+
+// reports iterates over the reports that could be read, each with its cluster.
+func reports[R any](f *Facts, of func(*inspect.Cluster) []inspect.Reported[R]) iter.Seq2[*inspect.Cluster, *inspect.Reported[R]] {
+	return func(yield func(*inspect.Cluster, *inspect.Reported[R]) bool) {
+		for _, c := range f.Clusters {
+			all := of(c)
+			for i := range all {
+				if all[i].Known() && (f.done() || !yield(c, &all[i])) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (f *Facts) agents() iter.Seq2[*inspect.Cluster, *inspect.Reported[status.Agent]] {
+	return reports(f, func(c *inspect.Cluster) []inspect.Reported[status.Agent] { return c.Agents })
+}
+
+func (f *Facts) mirrors() iter.Seq2[*inspect.Cluster, *inspect.Reported[status.Mirror]] {
+	return reports(f, func(c *inspect.Cluster) []inspect.Reported[status.Mirror] { return c.Mirrors })
+}
+
+func (f *Facts) policies() iter.Seq2[*inspect.Cluster, *inspect.Reported[status.Policy]] {
+	return reports(f, func(c *inspect.Cluster) []inspect.Reported[status.Policy] { return c.Policies })
+}
+
+func (f *Facts) relays() iter.Seq2[*inspect.Cluster, *inspect.Reported[status.Relay]] {
+	return reports(f, func(c *inspect.Cluster) []inspect.Reported[status.Relay] { return c.Relays })
+}
+
+// Pair is the path from a node to a node of another cluster.
+type Pair struct {
+	Scope
+	from, to *inspect.Cluster
+	node     *inspect.Node // the destination
+	first    bool          // it is the first pair of its source node
+	// agent is that of the source node; nil: no report. remote and peer are its view of the
+	// other cluster and node.
+	agent  *status.Agent
+	remote *status.Remote
+	peer   *status.Peer
+	source string // of these
+	turn   int    // index of the reverse pair
+}
+
+// Pairs iterates over the pairs of all clusters' nodes, each in both directions.
+func (f *Facts) Pairs() iter.Seq[*Pair] {
+	f.makePairs()
+	return func(yield func(*Pair) bool) {
+		for i := range f.pairs {
+			if f.done() || !yield(&f.pairs[i]) {
+				return
+			}
+		}
+	}
+}
+
+// makePairs fills pairs, ordered by source cluster, destination cluster, source node and
+// destination node.
+func (f *Facts) makePairs() {
+	if f.first != nil {
+		return
+	}
+	f.first = map[[2]*inspect.Cluster]int{}
+	all := 0
+	for _, from := range f.Clusters {
+		for _, to := range f.Clusters {
+			if from != to {
+				f.first[[2]*inspect.Cluster{from, to}] = all
+				all += len(f.site(from).all) * len(f.site(to).all)
+			}
+		}
+	}
+	f.pairs = make([]Pair, 0, all)
+	for _, from := range f.Clusters {
+		for _, to := range f.Clusters {
+			if from == to {
+				continue
+			}
+			back := f.first[[2]*inspect.Cluster{to, from}]
+			sources, destinations := f.site(from).all, f.site(to).all
+			for i := range sources {
+				name := sources[i].Name
+				p := Pair{from: from, to: to, agent: f.site(from).acting[name], source: f.status(from, name)}
+				peers := map[string]*status.Peer{}
+				if p.agent != nil {
+					p.remote = p.agent.Remote(to.Name)
+				}
+				if p.remote != nil {
+					for j := range p.remote.Peers {
+						peers[p.remote.Peers[j].Node] = &p.remote.Peers[j]
+					}
+				}
+				for j := range destinations {
+					p.node, p.first = &destinations[j], j == 0
+					p.Scope, p.peer = Scope{from.Name, name, to.Name, p.node.Name}, peers[p.node.Name]
+					p.turn = back + j*len(sources) + i
+					f.pairs = append(f.pairs, p)
+				}
+			}
+		}
+	}
+}
+
+// pair returns the pair of a scope, or nil.
+func (f *Facts) pair(s Scope) *Pair {
+	f.makePairs()
+	named := func(name string) *inspect.Cluster {
+		i := slices.IndexFunc(f.Clusters, func(c *inspect.Cluster) bool { return c.Name == name })
+		if i < 0 {
+			return nil
+		}
+		return f.Clusters[i]
+	}
+	from, to := named(s.Cluster), named(s.Remote)
+	if from == nil || to == nil || from == to {
+		return nil
+	}
+	i, known := f.site(from).number[s.Node]
+	j, peer := f.site(to).number[s.Peer]
+	if !known || !peer {
+		return nil
+	}
+	return &f.pairs[f.first[[2]*inspect.Cluster{from, to}]+i*len(f.site(to).all)+j]
+}
+
+// state is the state of the path: up, down, unknown, none if the destination isn't a peer,
+// or empty without a report.
+func (p *Pair) state() string {
+	switch {
+	case p.remote == nil:
+		return ""
+	case p.peer == nil:
+		return "none"
+	case p.peer.Path != nil:
+		return p.peer.Path.State
+	case p.peer.Health == "silent" || p.peer.Health == "connecting":
+		return "unknown"
+	}
+	return p.peer.Health
+}
+
+func (p *Pair) sign() string {
+	if p.peer == nil || p.peer.Path == nil {
+		return ""
+	}
+	return p.peer.Path.Sign
+}
+
+func (p *Pair) why() string {
+	switch {
+	case p.agent == nil:
+		return "no agent answers on " + p.Node
+	case p.remote == nil:
+		return "remote " + p.Remote + " isn't configured on " + p.Node
+	case p.peer == nil:
+		return "it isn't a peer"
+	}
+	return p.sign()
+}
+
+// back is the reverse pair.
+func (f *Facts) back(p *Pair) *Pair { return &f.pairs[p.turn] }
+
+// annotation returns the value that a node publishes for a cluster.
+func annotation(n *inspect.Node, cluster, what string) string {
+	return n.Annotations[annotationName(cluster, what)]
+}
+
+func annotationName(cluster, what string) string {
+	return cluster + "." + inspect.AnnotationGroup + "/" + what
+}
+
+// view is an agent with one of its remotes.
+type view struct {
+	Scope
+	cluster *inspect.Cluster
+	agent   *status.Agent
+	remote  *status.Remote
+	source  string
+	// failing are the failures of the agent that concern this remote, inTheWay the failure
+	// caused by a foreign route.
+	failing  map[string]string
+	inTheWay string
+}
+
+// views iterates over all remotes of all agents that aren't on standby. The node is that of
+// the agent's pod: the report could name another one.
+func (f *Facts) views() iter.Seq[*view] {
+	return func(yield func(*view) bool) {
+		for v := range f.allViews() {
+			if v.agent.Standby == nil && !yield(v) {
+				return
+			}
+		}
+	}
+}
+
+// allViews is views with the agents on standby.
+func (f *Facts) allViews() iter.Seq[*view] {
+	return func(yield func(*view) bool) {
+		for c, a := range f.agents() {
+			failing := map[string]map[string]string{} // by remote
+			for what, err := range a.Value.Failing {
+				remote := lastWord(what)
+				if failing[remote] == nil {
+					failing[remote] = map[string]string{}
+				}
+				failing[remote][what] = err
+			}
+			_, inTheWay := first(a.Value.Failing, " is in the way")
+			for j := range a.Value.Remotes {
+				r := &a.Value.Remotes[j]
+				v := &view{Scope{Cluster: c.Name, Node: a.Pod.Node, Remote: r.Name}, c, a.Value, r, statusOf(a), failing[r.Name], inTheWay}
+				if f.done() || !yield(v) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// lastWord returns the last word of the name of a failure: the remote, if it concerns one.
+func lastWord(what string) string { return what[strings.LastIndexByte(what, ' ')+1:] }
+
+// connection is a program's connection to a remote's API server.
+type connection struct {
+	Scope
+	program, err, source string
+}
+
+// connections iterates over the connections of all programs: the last errors of their
+// watches, and of requests with the credentials that are on disk.
+func (f *Facts) connections() iter.Seq[connection] {
+	return func(yield func(connection) bool) {
+		for v := range f.views() {
+			if v.agent.RemotesFrom == inspect.RemotesFromRelay {
+				continue // It has no connection to the remote: see agentBehind.
+			}
+			if !yield(connection{v.Scope, inspect.WireGuard, v.remote.API.Error, v.source}) {
+				return
+			}
+		}
+		for t := range f.trials() {
+			if t.Remote == t.Cluster {
+				continue // see ownAPI
+			}
+			if !yield(connection{t.Scope, t.program + ", with the credentials on disk", t.Error, t.source}) {
+				return
+			}
+		}
+		for c, m := range f.mirrors() {
+			for _, of := range m.Value.Clusters {
+				for _, w := range of.Watches {
+					if !yield(connection{Scope{Cluster: c.Name, Remote: of.Name}, inspect.ServiceMirror, w.Error, m.Source}) {
+						return
+					}
+				}
+			}
+		}
+		for c, p := range f.policies() {
+			for j := range p.Value.Remotes {
+				r := &p.Value.Remotes[j]
+				if !yield(connection{Scope{Cluster: c.Name, Remote: r.Name}, inspect.NetworkPolicy, r.API.Error, p.Source}) {
+					return
+				}
+			}
+		}
+		for c, r := range f.relays() {
+			for j := range r.Value.Clusters {
+				of := &r.Value.Clusters[j]
+				if !yield(connection{Scope{Cluster: c.Name, Remote: of.Name}, inspect.Relay, of.API.Error, r.Source}) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// trial is the result of a program's request with the credentials on disk.
+type trial struct {
+	Scope
+	status.Trial
+	cluster         *inspect.Cluster
+	program, source string
+}
+
+func (f *Facts) trials() iter.Seq[trial] {
+	return func(yield func(trial) bool) {
+		all := func(c *inspect.Cluster, node, program, source string, of map[string]status.Trial) bool {
+			for _, name := range slices.Sorted(maps.Keys(of)) {
+				if f.done() || !yield(trial{Scope{Cluster: c.Name, Node: node, Remote: name}, of[name], c, program, source}) {
+					return false
+				}
+			}
+			return true
+		}
+		for c, a := range f.agents() {
+			if !all(c, a.Pod.Node, inspect.WireGuard, statusOf(a), a.Value.Credentials) {
+				return
+			}
+		}
+		for c, m := range f.mirrors() {
+			if !all(c, "", inspect.ServiceMirror, m.Source, m.Value.Credentials) {
+				return
+			}
+		}
+		for c, p := range f.policies() {
+			if !all(c, "", inspect.NetworkPolicy, p.Source, p.Value.Credentials) {
+				return
+			}
+		}
+		for c, r := range f.relays() {
+			if !all(c, "", inspect.Relay, r.Source, r.Value.Credentials) {
+				return
+			}
+		}
+	}
+}
+
+// kinds classifies errors of API servers by substrings, as client-go, net/http, crypto/x509
+// and internal/kube word them.
+var kinds = []struct {
+	rule  string
+	parts []string
+}{
+	{"certificate-expired", []string{"x509: certificate has expired or is not yet valid"}},
+	{"wrong-ca", []string{"x509: certificate", "tls: failed to verify"}},
+	{"token-refused", []string{"Unauthorized", "asked for the client to provide credentials"}},
+	{"rights-missing", []string{"forbidden", "Forbidden"}},
+	{"credentials-missing", []string{"no such file", "empty token", `invalid header field value for "Authorization"`}},
+	{"api-name-unresolved", []string{"no such host", "server misbehaving", "Temporary failure in name resolution"}},
+	{"api-away", []string{
+		"connection refused", "i/o timeout", "no route to host", "network is unreachable", "deadline exceeded", "EOF",
+		"connection reset", "TLS handshake timeout", "Client.Timeout", "did not answer", "no answer", "context canceled", "connection lost",
+	}},
+}
+
+// kindOf returns the rule of an error.
+func kindOf(err string) string {
+	for _, k := range kinds {
+		for _, part := range k.parts {
+			if strings.Contains(err, part) {
+				return k.rule
+			}
+		}
+	}
+	return "api-failing"
+}
+
+func portOf(endpoint string) int {
+	at := strings.LastIndexByte(endpoint, ':')
+	port, err := strconv.Atoi(endpoint[at+1:])
+	if err != nil {
+		return 0
+	}
+	return port
+}
+
+func first(texts map[string]string, with ...string) (what, text string) {
+	for key, value := range texts {
+		for _, part := range with {
+			if strings.Contains(value, part) && (what == "" || cmp.Less(key, what)) {
+				what, text = key, value
+			}
+		}
+	}
+	return what, text
+}

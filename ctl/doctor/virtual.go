@@ -1,0 +1,197 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
+)
+
+// subnets are the virtual subnets of a cluster's pods.
+type subnets struct {
+	config.SubnetMap
+	others []*inspect.Node // that publish other ones
+	// pods are the prefixes of pods, as their own cluster knows them.
+	pods []netip.Prefix
+}
+
+func (f *Facts) subnets(c *inspect.Cluster) *subnets {
+	if s := f.maps[c]; s != nil {
+		return s
+	}
+	s := &subnets{}
+	s.SubnetMap, s.others = c.SubnetMap()
+	site := f.site(c)
+	for i := range c.Nodes.Value {
+		n := &c.Nodes.Value[i]
+		prefixes := n.Pods
+		if a := site.acting[n.Name]; a != nil && a.Pods != nil && len(a.Pods.Prefixes) > 0 {
+			// Other plugins than those that use podCIDRs assign others.
+			if read, err := inspect.Prefixes(strings.Join(a.Pods.Prefixes, ",")); err == nil {
+				prefixes = read
+			}
+		}
+		s.pods = append(s.pods, prefixes...)
+	}
+	s.pods = inspect.Compact(s.pods)
+	if f.maps == nil {
+		f.maps = map[*inspect.Cluster]*subnets{}
+	}
+	f.maps[c] = s
+	return s
+}
+
+// subnetsOf is subnets of a cluster by its name. A cluster that isn't among the arguments has no
+// known ones.
+func (f *Facts) subnetsOf(name string) *subnets {
+	if c := f.cluster(name); c != nil {
+		return f.subnets(c)
+	}
+	return &subnets{}
+}
+
+// cluster returns a cluster by its name, or nil.
+func (f *Facts) cluster(name string) *inspect.Cluster {
+	at := slices.IndexFunc(f.Clusters, func(c *inspect.Cluster) bool { return c.Name == name })
+	if at < 0 {
+		return nil
+	}
+	return f.Clusters[at]
+}
+
+// translate translates an address with a port.
+func translate(address string, by func(netip.Addr) netip.Addr) string {
+	to, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return address
+	}
+	return netip.AddrPortFrom(by(to.Addr()), to.Port()).String()
+}
+
+// real reports whether an address is that of a pod that other clusters know by another one.
+func (s *subnets) real(address string) bool {
+	ip, err := netip.ParseAddr(address)
+	return err == nil && s.Virtual(ip) != ip
+}
+
+// virtualRules compare the virtual subnets of each cluster with the subnets of others:
+//
+//	pods                    map of both        settings of the other one     cause
+//	overlap                 one has none       any                           virtual-subnets-missing
+//	any                     any                not its virtual subnets       virtual-subnets-differ
+//	any                     differs by node    any                           virtual-subnets-differ
+func virtualRules() []Rule {
+	return []Rule{
+		{
+			ID: "virtual-subnets-missing", Local: true,
+			Remedy: "let semaphorectl join propose virtual subnets, with these clusters and all of their remotes as arguments (docs/overlapping-subnets.md)",
+			Find:   virtualMissing,
+		},
+		{
+			ID: "virtual-subnets-differ", Local: true, After: []string{"virtual-subnets-missing"},
+			Remedy: "wait for the rollout of the agents, if one runs; else run semaphorectl join with these clusters, which corrects what others accept: the pod subnets of a remote in the settings must be its virtual ones, and SEMAPHORE_POD_SUBNETS_MAP the same on all nodes",
+			Find:   virtualDiffers,
+		},
+	}
+}
+
+func virtualMissing(f *Facts, found func(Finding)) {
+	for i, c := range f.Clusters {
+		for _, other := range f.Clusters[i+1:] {
+			here, there := f.subnets(c), f.subnets(other)
+			one, another, overlap := inspect.Overlapping(here.unmapped(), there.pods)
+			if !overlap {
+				one, another, overlap = inspect.Overlapping(here.pods, there.unmapped())
+			}
+			if !overlap {
+				continue
+			}
+			for _, lacking := range []struct {
+				c, of *inspect.Cluster
+				p     netip.Prefix
+			}{{c, other, one}, {other, c, another}} {
+				if !f.subnets(lacking.c).has(lacking.p) {
+					found(Finding{
+						Scope{Cluster: lacking.c.Name, Remote: lacking.of.Name}, fmt.Sprintf("pods of %s and %s have the same addresses, and %s has no virtual subnet for them", c.Name, other.Name, lacking.c.Name),
+						[]Evidence{{fmt.Sprintf("pods of %s are in %s, those of %s in %s", c.Name, one, other.Name, another), lacking.c.Kubectl("get nodes -o yaml")}},
+					})
+				}
+			}
+		}
+	}
+}
+
+// has reports whether a prefix of pods is in a mapped subnet.
+func (s *subnets) has(p netip.Prefix) bool {
+	return slices.ContainsFunc(s.SubnetMap, func(m config.Mapping) bool { return m.Real.Overlaps(p) })
+}
+
+// unmapped returns the pods that have no virtual addresses.
+func (s *subnets) unmapped() []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(s.pods), s.has)
+}
+
+func virtualDiffers(f *Facts, found func(Finding)) {
+	for _, c := range f.Clusters {
+		s := f.subnets(c)
+		for _, n := range s.others {
+			found(Finding{
+				Scope{Cluster: c.Name, Node: n.Name}, n.Name + " has other virtual subnets than most nodes of " + c.Name,
+				[]Evidence{{fmt.Sprintf("it publishes %s, most publish %s", cmp.Or(n.Map, "none"), cmp.Or(s.String(), "none")), c.Kubectl("get node %s -o yaml", n.Name)}},
+			})
+		}
+	}
+	for v := range f.views() {
+		s := f.subnetsOf(v.Remote)
+		if len(s.SubnetMap) == 0 {
+			continue
+		}
+		accepted, err := inspect.Prefixes(strings.Join(v.remote.PodSubnets, ","))
+		if err != nil {
+			continue
+		}
+		accepted = inspect.Compact(accepted)
+		for _, m := range s.SubnetMap {
+			_, _, old := inspect.Overlapping(accepted, []netip.Prefix{m.Real})
+			_, _, now := inspect.Overlapping(accepted, []netip.Prefix{m.Virtual})
+			if old || !now {
+				found(Finding{
+					v.Scope, fmt.Sprintf("%s doesn't know pods of %s by their virtual subnet", v.Node, v.Remote),
+					[]Evidence{{fmt.Sprintf("it accepts %s, and %s maps %s", strings.Join(v.remote.PodSubnets, ", "), v.Remote, m), v.source}},
+				})
+				break
+			}
+		}
+	}
+}
+
+// translationRule finds nodes that don't translate between real and virtual addresses, by the
+// reports of their agents and by the sources that pods of other clusters have seen.
+func translationRule() Rule {
+	return Rule{
+		ID: "not-translated", Local: true,
+		Remedy: "the agent's report says why: a kernel without nf_tables, or another program that removes its nftables tables semaphore-wireguard*; meanwhile packets with real addresses are dropped",
+		Find: func(f *Facts, found func(Finding)) {
+			for c, a := range f.agents() {
+				t, scope := a.Value.Translation, Scope{Cluster: c.Name, Node: a.Pod.Node}
+				if a.Value.Standby != nil || t == nil || t.State != status.FilterNotEnforced {
+					continue
+				}
+				found(Finding{scope, a.Pod.Node + " doesn't translate addresses of its pods", []Evidence{{cmp.Or(t.Error, "its agent reports that the rules aren't installed"), statusOf(a)}}})
+			}
+			for i := range f.legs() {
+				if l := &f.legs()[i]; f.subnetsOf(l.From.Cluster).real(l.Seen) {
+					found(Finding{
+						Scope{Cluster: l.From.Cluster, Node: l.From.Node}, l.From.Node + " doesn't translate addresses of its pods",
+						[]Evidence{{fmt.Sprintf("a pod on %s received packets from the real address %s", l.To.Node, l.Seen), tryAgain(l)}},
+					})
+				}
+			}
+		},
+	}
+}

@@ -1,0 +1,226 @@
+package inspect
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
+)
+
+// ciliumNodes hold Cilium's pod CIDRs.
+var ciliumNodes = schema.GroupVersionResource{Group: "cilium.io", Version: "v2", Resource: "ciliumnodes"}
+
+// PoolsOf returns the resource of Calico's IP pools in a version of its API.
+func PoolsOf(version schema.GroupVersion) schema.GroupVersionResource {
+	return version.WithResource("ippools")
+}
+
+// readPlugin detects the network plugin, and whether it masquerades pods' packets to other
+// clusters.
+func (f *Facts) readPlugin(ctx context.Context, c *cli.Cluster) {
+	for _, api := range kube.CalicoAPIs("auto") {
+		if _, err := c.Resource(ctx, PoolsOf(api)); err == nil {
+			f.Calico, f.Plugin = api, "Calico"
+			break
+		}
+	}
+	config := func(namespace, name string) map[string]string {
+		found, err := c.Client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return nil
+		}
+		return found.Data
+	}
+	if data := config("kube-system", "cilium-config"); data != nil {
+		f.Plugin = "Cilium"
+		if data["enable-ipv4-masquerade"] != "false" && data["enable-ip-masq-agent"] != "true" {
+			f.Masquerade = append(f.Masquerade, "Cilium masquerades pods' packets to other clusters: set ipMasqAgent.enabled and add the clusters' pod subnets to nonMasqueradeCIDRs")
+		}
+	}
+	if config("kube-flannel", "kube-flannel-cfg") != nil || config("kube-system", "kube-flannel-cfg") != nil {
+		f.Plugin = "flannel"
+		f.Masquerade = append(f.Masquerade, "flannel with --ip-masq masquerades pods' packets to other clusters: exclude the clusters' pod subnets, see docs/network-plugins.md")
+	}
+	if config("kube-system", "ip-masq-agent") != nil {
+		f.Masquerade = append(f.Masquerade, "ip-masq-agent masquerades pods' packets: add the other clusters' pod subnets to nonMasqueradeCIDRs of kube-system/ip-masq-agent")
+	}
+}
+
+// clusterCIDR finds the range in the configuration of kubeadm and kube-proxy.
+var clusterCIDR = regexp.MustCompile(`(?m)^\s*(?:podSubnet|clusterCIDR):\s*"?([0-9a-fA-F:./,]+)"?\s*$`)
+
+// readPods finds the ranges of pods, from the first source that exists:
+//
+//	Calico's enabled IP pools              with Calico's IPAM
+//	CiliumNodes                            with Cilium's IPAM; future nodes unknown
+//	kubeadm's and kube-proxy's settings    the range of all nodes' podCIDRs
+//	nodes' podCIDRs                        future nodes unknown
+//
+// An invalid source is an InvalidError; a source that can't be read is skipped.
+func (f *Facts) readPods(ctx context.Context, c *cli.Cluster) error {
+	var nodes []netip.Prefix
+	for _, n := range f.Nodes {
+		nodes = append(nodes, n.Pods...)
+	}
+	nodes = Compact(nodes)
+	if f.Calico.Version != "" {
+		pools, err := prefixesOf(ctx, c, PoolsOf(f.Calico), maxPrefixes, enabled)
+		if IsInvalid(err) {
+			return err
+		}
+		if err == nil && len(pools) > 0 {
+			f.Pods, f.PodsFrom, f.PodsSure = pools, "Calico's IP pools", true
+			return nil
+		}
+	}
+	if f.Plugin == "Cilium" {
+		found, err := prefixesOf(ctx, c, ciliumNodes, noLimit, func(o *unstructured.Unstructured) []string {
+			cidrs, _, _ := unstructured.NestedStringSlice(o.Object, "spec", "ipam", "podCIDRs")
+			return cidrs
+		})
+		if IsInvalid(err) {
+			return err
+		}
+		if err == nil && len(found) > 0 {
+			f.Pods, f.PodsFrom = found, "CiliumNodes"
+			return nil
+		}
+	}
+	for _, name := range []string{"kubeadm-config", "kube-proxy"} {
+		found, err := c.Client.CoreV1().ConfigMaps("kube-system").Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			continue
+		}
+		var all []string
+		for _, text := range found.Data {
+			for _, m := range clusterCIDR.FindAllStringSubmatch(text, -1) {
+				all = append(all, m[1])
+			}
+		}
+		prefixes, err := Prefixes(strings.Join(all, ","))
+		prefixes = Compact(prefixes)
+		if err == nil && len(prefixes) > 0 && Cover(prefixes, nodes) {
+			f.Pods, f.PodsFrom, f.PodsSure = prefixes, "ConfigMap kube-system/"+name, true
+			return nil
+		}
+	}
+	f.Pods, f.PodsFrom = nodes, "podCIDRs of the nodes"
+	return nil
+}
+
+// enabled returns the range of a pool that isn't disabled.
+func enabled(pool *unstructured.Unstructured) []string {
+	disabled, _, _ := unstructured.NestedBool(pool.Object, "spec", "disabled")
+	cidr, _, _ := unstructured.NestedString(pool.Object, "spec", "cidr")
+	if disabled {
+		return nil
+	}
+	return []string{cidr}
+}
+
+// Cover reports whether the union of the outer prefixes contains all inner ones.
+func Cover(outer, inner []netip.Prefix) bool {
+	outer = Compact(outer)
+	for _, i := range inner {
+		// The outer ones are disjoint, so only the last one that begins before it can contain it.
+		at, _ := slices.BinarySearchFunc(outer, i.Addr(), func(o netip.Prefix, first netip.Addr) int {
+			if o.Addr().Compare(first) <= 0 {
+				return -1
+			}
+			return 1
+		})
+		if at == 0 || outer[at-1].Bits() > i.Bits() || !outer[at-1].Contains(i.Addr()) {
+			return false
+		}
+	}
+	return true
+}
+
+// Compact returns the fewest prefixes with the same addresses, sorted: without those that
+// are inside others, and with adjacent halves merged.
+func Compact(all []netip.Prefix) []netip.Prefix {
+	all = slices.Clone(all)
+	slices.SortFunc(all, func(a, b netip.Prefix) int {
+		return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
+	})
+	var kept []netip.Prefix
+	for _, p := range all {
+		if n := len(kept); n > 0 && kept[n-1].Overlaps(p) {
+			continue // It is inside that one, as it begins after it.
+		}
+		kept = append(kept, p)
+		for n := len(kept); n > 1 && halves(kept[n-2], kept[n-1]); n = len(kept) {
+			kept = append(kept[:n-2], netip.PrefixFrom(kept[n-2].Addr(), kept[n-2].Bits()-1))
+		}
+	}
+	return kept
+}
+
+// halves reports whether a and b, in this order, are the halves of a prefix.
+func halves(a, b netip.Prefix) bool {
+	whole := netip.PrefixFrom(a.Addr(), a.Bits()-1)
+	return a.Bits() == b.Bits() && whole == whole.Masked() && whole.Contains(b.Addr())
+}
+
+const (
+	// maxPrefixes bounds the prefixes of a list.
+	maxPrefixes = 1000
+	// maxOfNode bounds the addresses, and the pod prefixes, of a node: two are common, one
+	// of each family.
+	maxOfNode = 16
+	// noLimit is for prefixes of nodes, which the number of objects bounds.
+	noLimit = 0
+)
+
+// tooMany is the error for an object with too many values.
+func tooMany(kind, name, key string, most int, what string) error {
+	return &InvalidError{kind + " " + printable.Text(name, printable.Short), key, fmt.Errorf("more than %d %s", most, what)}
+}
+
+// prefixesOf reads the prefixes that get returns for the objects of a resource, at most so
+// many in all, and maxOfNode of one object. The resource may not be served.
+func prefixesOf(ctx context.Context, c *cli.Cluster, resource schema.GroupVersionResource, most int, get func(*unstructured.Unstructured) []string) ([]netip.Prefix, error) {
+	var found []netip.Prefix
+	err := cli.ListUntyped(ctx, c.Dynamic.Resource(resource), metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
+		texts := get(o)
+		if len(texts) > maxOfNode {
+			return tooMany(resource.GroupResource().String(), o.GetName(), "spec", maxOfNode, "prefixes")
+		}
+		for _, text := range texts {
+			if p, err := netip.ParsePrefix(text); err == nil {
+				found = append(found, p.Masked())
+			}
+		}
+		if most != noLimit && len(found) > most {
+			return tooMany(resource.GroupResource().String(), o.GetName(), "spec", most, "prefixes, with those of others")
+		}
+		return nil
+	})
+	return Compact(found), err
+}
+
+// Prefixes parses a list of prefixes, separated by commas or spaces, and masks them.
+func Prefixes(text string) ([]netip.Prefix, error) {
+	var all []netip.Prefix
+	for word := range strings.FieldsFuncSeq(text, func(r rune) bool { return strings.ContainsRune(", \t\n", r) }) {
+		prefix, err := netip.ParsePrefix(word)
+		if err != nil {
+			return nil, fmt.Errorf("%.80q is not a subnet such as 10.4.0.0/16", word)
+		}
+		if all = append(all, prefix.Masked()); len(all) > maxPrefixes {
+			return nil, fmt.Errorf("more than %d subnets", maxPrefixes)
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,251 @@
+package inspect
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
+)
+
+// maxRemotes bounds the remotes of a cluster: objects are created for each.
+const maxRemotes = 250
+
+// Settings is the content of the ConfigMap of a cluster's programs, by variable. Settings
+// that were read from a cluster come from ParseSettings.
+type Settings map[string]string
+
+// InvalidError is the error for an invalid value in an object of a cluster.
+type InvalidError struct {
+	Object, Key string
+	Err         error
+}
+
+// Error returns the object, the key and what is wrong with the value.
+func (e *InvalidError) Error() string {
+	return fmt.Sprintf("%s: %s: %v", e.Object, e.Key, e.Err)
+}
+
+// Unwrap returns what is wrong with the value.
+func (e *InvalidError) Unwrap() error { return e.Err }
+
+// IsInvalid reports whether an error is an InvalidError.
+func IsInvalid(err error) bool {
+	_, is := errors.AsType[*InvalidError](err)
+	return is
+}
+
+// CheckName rejects names of objects that no API server accepts. Names become words of
+// commands for people to run, where a quoted word can still be an option.
+func CheckName(object, key, name string) error {
+	if faults := validation.IsDNS1123Subdomain(name); len(faults) > 0 {
+		return &InvalidError{object, key, fmt.Errorf("%.80q: %s", name, faults[0])}
+	}
+	return nil
+}
+
+// ParseSettings returns the content of a ConfigMap as settings. It validates the values
+// that are used here: names of clusters, service prefixes, subnets, ports and addresses of
+// API servers. An error is an InvalidError.
+func ParseSettings(configMap string, data map[string]string) (Settings, error) {
+	var failed error
+	check := func(key string, err error) {
+		if err != nil && failed == nil {
+			failed = &InvalidError{"ConfigMap " + configMap, printable.Text(key, printable.Short), err}
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(data)) {
+		if len(validation.IsConfigMapKey(key)) > 0 {
+			check(key, fmt.Errorf("not a valid key of a ConfigMap"))
+		}
+	}
+	if left := remoteWords(data[departed]); len(left) > maxRemotes {
+		check(departed, fmt.Errorf("%d clusters, more than %d", len(left), maxRemotes))
+	} else {
+		for _, word := range left {
+			_, err := cluster.ParseName(word)
+			check(departed, err)
+		}
+	}
+	own := data["SEMAPHORE_CLUSTER_NAME"]
+	if own != "" {
+		_, err := cluster.ParseName(own)
+		check("SEMAPHORE_CLUSTER_NAME", err)
+	}
+	const list = "SEMAPHORE_REMOTES"
+	words := remoteWords(data[list])
+	if len(words) > maxRemotes {
+		check(list, fmt.Errorf("%d remotes, more than %d", len(words), maxRemotes))
+		words = nil
+	}
+	if text := data[PodSubnetsMap]; text != "" {
+		if err := new(config.SubnetMap).Decode(text); err != nil {
+			check(PodSubnetsMap, errors.New(printable.Text(err.Error(), printable.Short))) // It has a line for each mapping.
+		}
+	}
+	if domain := data["SEMAPHORE_POLICY_LABEL_DOMAIN"]; domain != "" && len(validation.IsDNS1123Subdomain(domain)) > 0 {
+		check("SEMAPHORE_POLICY_LABEL_DOMAIN", fmt.Errorf("%.80q is not a domain", domain))
+	}
+	seen := map[string]bool{}
+	for _, word := range words {
+		name, err := cluster.ParseName(word)
+		switch {
+		case err != nil:
+		case word == own:
+			err = fmt.Errorf("%q is the name of this cluster", word)
+		case seen[word]:
+			err = fmt.Errorf("%q is listed twice", word)
+		}
+		check(list, err)
+		if err != nil {
+			continue
+		}
+		seen[word] = true
+		for key, parse := range remoteSettings {
+			if value := data[name.Variables()+key]; value != "" {
+				check(name.Variables()+key, parse(value))
+			}
+		}
+	}
+	if failed != nil {
+		return nil, failed
+	}
+	return maps.Clone(data), nil
+}
+
+// remoteSettings validate the settings of a remote that are used here.
+var remoteSettings = map[string]func(value string) error{
+	"_SERVICE_PREFIX": func(value string) error { _, err := cluster.ParsePrefix(value); return err },
+	PodSubnets:        func(value string) error { _, err := Prefixes(value); return err },
+	NodeSubnets:       func(value string) error { _, err := Prefixes(value); return err },
+	"_API_URL":        func(value string) error { _, err := ParseServer(value); return err },
+	"_WG_LISTEN_PORT": func(value string) error {
+		if port, err := strconv.Atoi(value); err != nil || port < 1 || port > 65535 {
+			return fmt.Errorf("%.20q is not a port", value)
+		}
+		return nil
+	},
+}
+
+// remoteWords splits SEMAPHORE_REMOTES like the programs.
+func remoteWords(text string) []string {
+	if text == "" {
+		return nil
+	}
+	words := strings.Split(text, ",")
+	for i := range words {
+		words[i] = strings.TrimSpace(words[i])
+	}
+	return words
+}
+
+// Remotes returns the configured remotes.
+func (s Settings) Remotes() []cluster.Name {
+	var names []cluster.Name
+	for _, word := range remoteWords(s["SEMAPHORE_REMOTES"]) {
+		if name, err := cluster.ParseName(word); err == nil {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// departed is the variable of the clusters that have left on purpose: their endpoints, mirrors
+// and network sets have no grace period.
+const departed = "SEMAPHORE_DEPARTED_REMOTES"
+
+// Departed returns the clusters that have left.
+func (s Settings) Departed() []cluster.Name {
+	var names []cluster.Name
+	for _, word := range remoteWords(s[departed]) {
+		if name, err := cluster.ParseName(word); err == nil {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Depart adds clusters to those that have left. The list has at most the names of maxRemotes.
+func (s Settings) Depart(names []cluster.Name) {
+	all := append(s.Departed(), names...)
+	slices.Sort(all)
+	if all = slices.Compact(all); len(all) > maxRemotes {
+		all = names
+	}
+	s.depart(all)
+}
+
+// Return removes a cluster from those that have left.
+func (s Settings) Return(name cluster.Name) {
+	s.depart(slices.DeleteFunc(s.Departed(), func(n cluster.Name) bool { return n == name }))
+}
+
+func (s Settings) depart(names []cluster.Name) {
+	if len(names) == 0 {
+		delete(s, departed)
+		return
+	}
+	words := make([]string, len(names))
+	for i, name := range names {
+		words[i] = string(name)
+	}
+	s[departed] = strings.Join(words, ",")
+}
+
+// PodSubnetsMap is the variable of the virtual subnets by which other clusters know a cluster's
+// pods.
+const PodSubnetsMap = manifests.PodSubnetsMap
+
+// SubnetMap returns the virtual subnets of a cluster's pods; none if the setting is invalid,
+// which ParseSettings rejects.
+func (s Settings) SubnetMap() config.SubnetMap {
+	var m config.SubnetMap
+	if text := s[PodSubnetsMap]; text == "" || m.Decode(text) != nil {
+		return nil
+	}
+	return m
+}
+
+// Suffixes of the variables that bound a remote's pods and nodes.
+const (
+	PodSubnets  = "_POD_SUBNETS"
+	NodeSubnets = "_NODE_SUBNETS"
+)
+
+// Prefixes returns the prefixes of a remote's setting; none if it is invalid, which
+// ParseSettings rejects.
+func (s Settings) Prefixes(remote cluster.Name, key string) []netip.Prefix {
+	prefixes, err := Prefixes(s[remote.Variables()+key])
+	if err != nil {
+		return nil
+	}
+	return prefixes
+}
+
+// ServicePrefix returns the name prefix of services mirrored from a remote.
+func (s Settings) ServicePrefix(remote cluster.Name) (string, error) {
+	return cluster.ParsePrefix(cmp.Or(s[remote.Variables()+"_SERVICE_PREFIX"], string(remote)))
+}
+
+// ParseServer validates the URL of an API server: https:// with a host, and without user,
+// query or fragment.
+func ParseServer(text string) (string, error) {
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || len(text) > printable.Short ||
+		strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		// The error omits the text, which may contain a password.
+		return "", fmt.Errorf("not the URL of an API server that begins with https:// and a host")
+	}
+	return strings.TrimSuffix(text, "/"), nil
+}

@@ -1,0 +1,138 @@
+// Package inspect reads clusters for an administrator. It changes nothing and draws no
+// conclusions; what can't be read is a value with an error.
+//
+//	Facts     the properties of a cluster, before and after an installation: nodes, the
+//	          ranges of pods and services, network plugin, DNS, what is installed. join and
+//	          temporary pods are planned from them.
+//	Cluster   the state of an installation: reports of agents and controllers, and the
+//	          objects that they read and write. status and doctor are views of it.
+package inspect
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/ctl/coredns"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
+)
+
+// Fact is a value that was read, or the error.
+type Fact[T any] struct {
+	Value T
+	// Source is a command that shows the value to a person.
+	Source string
+	// Err is the error of reading the value, or empty.
+	Err string
+}
+
+// Known reports whether the fact was read.
+func (f Fact[T]) Known() bool { return f.Err == "" }
+
+// Cluster is the facts about one cluster.
+type Cluster struct {
+	// Name is the cluster's name in the configuration, Context the name of its kubeconfig
+	// context.
+	Name, Context string
+	// Taken is the time of the survey, by our clock.
+	Taken time.Time
+	// Clock is by how much the API server's clock is ahead of ours.
+	Clock Fact[time.Duration]
+	// Kubernetes is the API server's version.
+	Kubernetes Fact[string]
+	// Nodes are those that agents run on.
+	Nodes     Fact[[]Node]
+	Pods      Fact[[]Pod] // in our namespace
+	Workloads Fact[[]Workload]
+	Warnings  Fact[[]Event]
+	// DNS is the cluster's CoreDNS; nil: it has none.
+	DNS Fact[*coredns.Setup]
+	// Pools are Calico's IP pools; nil if Calico's API isn't served.
+	Pools Fact[[]Pool]
+
+	// Imports are the mirrors and global services of this cluster, Exports the Services of
+	// this cluster with the label for mirrors, Shared those with the label for global ones.
+	Imports, Exports, Shared Fact[[]KubeService]
+	// Settings is the ConfigMap of our programs; nil: there is none.
+	Settings Fact[map[string]string]
+
+	Agents   []Reported[status.Agent]
+	Mirrors  []Reported[status.Mirror]
+	Policies []Reported[status.Policy]
+	Relays   []Reported[status.Relay]
+	// Stored is what semaphore-relay had stored before the agents reported: by cluster, the newest
+	// resource version of its objects.
+	Stored Fact[map[string]string]
+}
+
+// Pod is a pod of our programs.
+type Pod struct {
+	Name, Node, IP string
+	// Program is the value of the label app.kubernetes.io/name.
+	Program  string
+	Phase    string
+	Ready    bool
+	Deleting bool
+	Restarts int32
+	// Waiting is the reason of a waiting container, such as CrashLoopBackOff, Ended the reason
+	// and message of its last termination.
+	Waiting, Ended string
+}
+
+// Workload is a DaemonSet or Deployment of our programs.
+type Workload struct {
+	Kind, Name    string
+	Wanted, Ready int32
+	Image         string
+}
+
+// Event is a Warning in our namespace.
+type Event struct {
+	Reason, About, Message string
+	Last                   time.Time
+}
+
+// Pool is an IP pool of Calico.
+type Pool struct {
+	Name, CIDR         string
+	Disabled, NoExport bool
+}
+
+// Reported is the report of one pod's program.
+type Reported[R any] struct {
+	Pod Pod
+	Fact[*R]
+}
+
+// Acting returns the reports of active agents, by their pods' nodes. Of two agents on a node
+// the one on standby is dropped.
+func (c *Cluster) Acting() map[string]*status.Agent {
+	acting := map[string]*status.Agent{}
+	for i := range c.Agents {
+		if a := &c.Agents[i]; a.Known() && (acting[a.Pod.Node] == nil || a.Value.Standby == nil) {
+			acting[a.Pod.Node] = a.Value
+		}
+	}
+	return acting
+}
+
+// Workload returns a workload, and whether it exists.
+func (c *Cluster) Workload(name string) (Workload, bool) {
+	for _, w := range c.Workloads.Value {
+		if w.Name == name {
+			return w, true
+		}
+	}
+	return Workload{}, false
+}
+
+// Kubectl is cli.Kubectl for this cluster.
+func (c *Cluster) Kubectl(format string, args ...any) string {
+	return cli.Kubectl(c.Context, format, args...)
+}
+
+func byName[T any](list []T, name func(*T) string) []T {
+	slices.SortFunc(list, func(a, b T) int { return cmp.Compare(name(&a), name(&b)) })
+	return list
+}

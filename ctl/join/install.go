@@ -1,0 +1,215 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
+	"github.com/kube-semaphore/kube-semaphore/internal/reach"
+)
+
+// step changes something, or waits for it.
+type step struct {
+	name string
+	do   func(context.Context) error
+}
+
+// steps runs steps one after the other, each for all clusters at the same time. It returns
+// the names of those that are done.
+func (a *all) steps(ctx context.Context, list ...step) (done []string, err error) {
+	for _, s := range list {
+		if err := s.do(ctx); err != nil {
+			if context.Cause(ctx) != nil {
+				err = errors.Join(err, context.Cause(ctx))
+			}
+			return done, fmt.Errorf("%s: %w", s.name, err)
+		}
+		done = append(done, s.name)
+		if a.AfterStep != nil {
+			if err := a.AfterStep(s.name); err != nil {
+				return done, err
+			}
+		}
+	}
+	return done, nil
+}
+
+// install brings the clusters into the planned state.
+func (a *all) install(ctx context.Context) error {
+	done, err := a.steps(ctx,
+		step{"revocations", a.finishRevocations},
+		step{"accounts and rights", a.applyAll(a.rightsOfBoth, func(o *unstructured.Unstructured) bool { return !workload(o) }, "accounts, rights and settings")},
+		step{"foreign CRDs", a.reportCRDs},
+		step{"names", a.nameAll},
+		step{"tokens", a.handAll},
+		step{"semaphore-relay", a.startRelays},
+		step{"programs", a.applyAll(func(i int) ([]*unstructured.Unstructured, error) { return a.objects[i], nil }, workload, "programs")},
+		step{"rollout", a.waitAll},
+		step{"nodes' sources", a.settleRelays},
+		step{"leftovers", a.pruneAll},
+		step{"pods reach each other", a.meet},
+	)
+	if err != nil {
+		return cli.Hint(err, a.progress(done))
+	}
+	return nil
+}
+
+func (a *all) applyAll(of func(int) ([]*unstructured.Unstructured, error), which func(*unstructured.Unstructured) bool, what string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		return a.each(func(i int, c *cli.Cluster) error {
+			all, err := of(i)
+			if err != nil {
+				return err
+			}
+			var objects []*unstructured.Unstructured
+			for _, o := range all {
+				if which(o) {
+					objects = append(objects, o)
+				}
+			}
+			changed, err := apply(ctx, c, objects)
+			if err == nil {
+				a.Done("%s: %s: changed %d of %s", c.Name, what, changed, cli.Count(len(objects), "object"))
+			}
+			return err
+		})
+	}
+}
+
+// waitAll waits until all workloads are rolled out.
+func (a *all) waitAll(ctx context.Context) error {
+	return a.each(func(i int, c *cli.Cluster) error {
+		for _, o := range a.objects[i] {
+			if !workload(o) || o.GetKind() == "CronJob" {
+				continue
+			}
+			if err := rolledOut(ctx, c, o); err != nil {
+				return fmt.Errorf("%s: %s %s: %w", c.Name, o.GetKind(), o.GetName(), err)
+			}
+		}
+		a.Done("%s: all programs run", c.Name)
+		return nil
+	})
+}
+
+// rolledOut waits until all pods of a workload are of its latest generation, and ready.
+func rolledOut(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured) error {
+	objects, err := resource(ctx, c, o)
+	if err != nil {
+		return err
+	}
+	state := errors.New("not read yet")
+	err = wait.PollUntilContextCancel(ctx, 250*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		now, err := objects.Get(ctx, o.GetName(), metav1.GetOptions{})
+		if err != nil {
+			state = err
+			return false, nil
+		}
+		state = rollout(now)
+		return state == nil, nil
+	})
+	if err != nil {
+		return fmt.Errorf("%w; see %s", state, cli.Kubectl(c.Context, "-n %s get pods", cli.Namespace))
+	}
+	return nil
+}
+
+func rollout(o *unstructured.Unstructured) error {
+	number := func(fields ...string) int64 {
+		n, _, _ := unstructured.NestedInt64(o.Object, fields...)
+		return n
+	}
+	want, updated, ready := number("spec", "replicas"), number("status", "updatedReplicas"), number("status", "readyReplicas")
+	if o.GetKind() == "DaemonSet" {
+		want, updated, ready = number("status", "desiredNumberScheduled"), number("status", "updatedNumberScheduled"), number("status", "numberReady")
+	}
+	total := number("status", "replicas")
+	if number("status", "observedGeneration") < o.GetGeneration() || updated < want || ready < want || o.GetKind() == "Deployment" && total > want {
+		return fmt.Errorf("of %s %d updated and %d ready", cli.Count(int(want), "pod"), updated, ready)
+	}
+	return nil
+}
+
+// pruneAll deletes objects of earlier versions.
+func (a *all) pruneAll(ctx context.Context) error {
+	return a.each(func(i int, c *cli.Cluster) error {
+		removed, err := remove(ctx, c, a.objects[i])
+		if removed > 0 {
+			a.Done("%s: deleted %s of an earlier version", c.Name, cli.Count(removed, "object"))
+		}
+		return err
+	})
+}
+
+// meetLimit is the timeout of the pods of meet.
+const meetLimit = 2 * time.Minute
+
+// meet runs a pod in each cluster. A pod becomes ready when it and the pods of all other
+// clusters have received a response from each other.
+func (a *all) meet(ctx context.Context) error {
+	if a.NoProbe {
+		return nil
+	}
+	defer a.sweep(ctx)
+	a.Say("waiting until pods of %s reach each other", names(a.clusters))
+	started := time.Now()
+	var pods []*corev1.Pod
+	// It authenticates the pods of this run to each other.
+	secret := reach.NewSecret()
+	for i, c := range a.clusters {
+		var addresses []string
+		for j, other := range pods {
+			known := probe.Virtual(probe.Addresses(other), a.settings[j])
+			taken := probe.Taken(known, a.settings[i], a.clusters[j].Name)
+			if len(taken) == 0 {
+				return fmt.Errorf("%s: a pod of %s has the address %s, which is outside the accepted pod subnets; accept more with --pod-subnets %s=<prefixes>", c.Name, a.clusters[j].Name,
+					strings.Join(known, " and "), a.clusters[j].Name)
+			}
+			addresses = append(addresses, taken...)
+		}
+		pod, err := a.meetingPod(ctx, c, reach.Request{Secret: secret, Map: a.settings[i].SubnetMap(), Meet: addresses, Await: len(a.clusters) - 1 - i})
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.Name, err)
+		}
+		for j, other := range pods {
+			if !probe.Meets(pod, other) {
+				return fmt.Errorf("%s, %s: their pods have no common address family", a.clusters[j].Name, c.Name)
+			}
+		}
+		pods = append(pods, pod)
+	}
+	for i, c := range a.clusters {
+		if _, err := probe.Wait(ctx, c, pods[i], podReady); err != nil {
+			return fmt.Errorf("%s: %w; find out why with semaphorectl doctor", c.Name, err)
+		}
+	}
+	a.Done("pods of %s reach each other, %s after their start", names(a.clusters), time.Since(started).Round(100*time.Millisecond))
+	return nil
+}
+
+func (a *all) meetingPod(ctx context.Context, c *cli.Cluster, request reach.Request) (*corev1.Pod, error) {
+	request.MeetFor = int(meetLimit / time.Second)
+	pod := probe.Pod(a.Image, "", request)
+	pod, err := c.Client.CoreV1().Pods(probe.Namespace).Create(ctx, pod, metav1.CreateOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return probe.Wait(ctx, c, pod, probe.Running)
+}
+
+func podReady(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}

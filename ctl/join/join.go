@@ -1,0 +1,394 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/ctl/handover"
+	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
+)
+
+// Options are the flags of join.
+type Options struct {
+	Wishes
+	// Adopt accepts existing objects of a manual installation.
+	Adopt bool
+	// NoProbe skips the checks that need temporary pods.
+	NoProbe bool
+	// Check ends after the checks.
+	Check bool
+	// Yes accepts the ranges that clusters report, without confirmation.
+	Yes bool
+	// AfterStep is called after each step that changes something; an error ends the run
+	// there. For tests of interruptions.
+	AfterStep func(step string) error
+}
+
+// all is the state of a run for all clusters.
+type all struct {
+	*cli.Session
+	Options
+	clusters []*cli.Cluster
+	facts    []*inspect.Facts
+	settings []inspect.Settings
+	wanted   []*manifests.Cluster
+	objects  [][]*unstructured.Unstructured
+	taken    []map[int]bool // ports, by cluster
+	agreed   []agreement
+	// stays are the pairs of clusters for which the configured API server is kept.
+	stays map[[2]string]bool
+}
+
+func newAll(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Options) *all {
+	n := len(clusters)
+	a := &all{Session: s, Options: o, clusters: clusters,
+		facts: make([]*inspect.Facts, n), settings: make([]inspect.Settings, n), wanted: make([]*manifests.Cluster, n),
+		objects: make([][]*unstructured.Unstructured, n), taken: make([]map[int]bool, n),
+		stays: map[[2]string]bool{},
+	}
+	if a.Servers == nil {
+		a.Servers = map[string]string{}
+	}
+	a.Servers = maps.Clone(a.Servers)
+	_ = a.each(func(i int, c *cli.Cluster) error {
+		a.facts[i] = inspect.Read(ctx, c)
+		return nil
+	})
+	return a
+}
+
+// each calls do for all clusters at the same time.
+func (a *all) each(do func(i int, c *cli.Cluster) error) error {
+	errs := make([]error, len(a.clusters))
+	var group sync.WaitGroup
+	for i, c := range a.clusters {
+		group.Go(func() { errs[i] = do(i, c) })
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+// Join joins clusters, each with each other.
+func Join(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Options) error {
+	s.Say("checking %s", names(clusters))
+	a := newAll(ctx, s, clusters, o)
+	if err := a.preflight(ctx); err != nil {
+		return err
+	}
+	if o.Check {
+		s.Done("no faults found, nothing was changed")
+		return nil
+	}
+	if err := a.confirm(ctx); err != nil {
+		return err
+	}
+	if err := a.install(ctx); err != nil {
+		return err
+	}
+	a.next()
+	return nil
+}
+
+// confirm asks the administrator to accept the ranges that clusters report.
+func (a *all) confirm(ctx context.Context) error {
+	unchosen := len(a.options()) > 0
+	switch {
+	case unchosen && a.Yes:
+		return a.errUnchosen() // Which addresses a mesh uses is no fact that a cluster reports.
+	case !unchosen && (a.Yes || !slices.ContainsFunc(a.agreed, agreement.asked)):
+		return nil
+	}
+	agreed, err := a.Confirm(ctx, "Are these ranges correct?")
+	switch {
+	case errors.Is(err, cli.ErrNoTerminal) && unchosen:
+		return a.errUnchosen()
+	case errors.Is(err, cli.ErrNoTerminal):
+		return cli.Usage(errors.New("the ranges above are as the clusters report them, and nothing was changed: confirm them with --yes, or specify them with --pod-subnets and --node-subnets"))
+	case err != nil:
+		return cli.Hint(err, "nothing was changed")
+	case !agreed:
+		return errors.New("nothing was changed; specify the ranges with --pod-subnets and --node-subnets")
+	}
+	return nil
+}
+
+func names(clusters []*cli.Cluster) string {
+	var list []string
+	for _, c := range clusters {
+		list = append(list, c.Name)
+	}
+	return strings.Join(list, ", ")
+}
+
+// preflight runs all checks, and reports all faults at once. It changes nothing except for
+// temporary pods.
+func (a *all) preflight(ctx context.Context) error {
+	if err := a.stopped(ctx); err != nil {
+		return err
+	}
+	if faults := duplicates(a.clusters, a.facts); len(faults) > 0 {
+		return a.report(faults) // All others would be consequences.
+	}
+	faults := a.virtualize(a.facts)
+	readable := true
+	for _, f := range a.facts {
+		readable = readable && f.Version != "" && !slices.ContainsFunc(f.Unread, inspect.IsInvalid)
+	}
+	lacking := make([][]fault, len(a.facts))
+	if readable {
+		if err := a.render(); err != nil {
+			return err
+		}
+		_ = a.each(func(i int, c *cli.Cluster) error {
+			var others []authorizationv1.ResourceAttributes
+			if installed := a.facts[i].Installed.Relay; installed || a.wanted[i].Relay {
+				others = relayRights(installed && !a.wanted[i].Relay)
+			}
+			lacking[i] = rights(ctx, c, a.objects[i], others...)
+			return nil
+		})
+	}
+	for i, f := range a.facts {
+		if f.Calico.Version == "" && f.Version != "" && slices.Contains(a.Tools, manifests.Policy) {
+			faults = append(faults, fault{cluster: f.Name, what: "Calico isn't installed, which semaphore-policy needs", remedy: "use --tools wireguard,mirror"})
+		}
+		found := check(f, &a.Wishes, a.others(f))
+		if len(lacking[i]) > 0 {
+			// These name all rights at once.
+			found = slices.Concat(lacking[i], slices.DeleteFunc(found, func(f fault) bool { return f.forbidden }))
+		}
+		faults = append(faults, found...)
+		a.summary(i)
+	}
+	faults = append(faults, overlaps(a.facts, &a.Wishes)...)
+	for _, f := range a.facts {
+		agreed, refused := agree(f, a.sides(f))
+		faults = append(faults, refused...)
+		a.agreed = append(a.agreed, agreed...)
+	}
+	if readable {
+		faults = append(faults, a.proposals()...)
+	}
+	allowed := !slices.ContainsFunc(lacking, func(f []fault) bool { return len(f) > 0 })
+	if readable && !a.Adopt {
+		var mu sync.Mutex
+		_ = a.each(func(i int, c *cli.Cluster) error {
+			if len(lacking[i]) > 0 || a.facts[i].Installed.Helm != "" {
+				return nil
+			}
+			found := foreign(ctx, c, a.objects[i])
+			mu.Lock()
+			defer mu.Unlock()
+			faults = append(faults, found...)
+			return nil
+		})
+	}
+	if readable {
+		for i, f := range a.facts {
+			faults = append(faults, collisions(f, a.settings[i], a.agreed, a.facts)...)
+		}
+		for i, f := range a.facts {
+			if slices.Contains(a.wanted[i].Tools, manifests.Mirror) {
+				faults = append(faults, unnamed(f, a.wanted[i])...)
+				faults = append(faults, unimported(f, a.wanted[i])...)
+			}
+		}
+	}
+	if err := a.stopped(ctx); err != nil {
+		return err
+	}
+	if readable && allowed && !a.NoProbe {
+		faults = append(faults, a.probe(ctx)...)
+		if err := a.stopped(ctx); err != nil {
+			return err
+		}
+		if err := a.render(); err != nil {
+			return err
+		}
+	}
+	if err := a.report(faults); err != nil {
+		return err
+	}
+	// After everything whose length clusters influence.
+	for _, line := range a.virtualLines() {
+		a.Say("%s", line)
+	}
+	for _, one := range a.agreed {
+		for _, line := range one.lines() {
+			a.Say("%s", line)
+		}
+	}
+	return nil
+}
+
+// sides returns the clusters that a cluster is joined with.
+func (a *all) sides(f *inspect.Facts) []side {
+	var sides []side
+	for _, other := range a.facts {
+		if other != f {
+			r := a.side(other)
+			r.chosen = r.chosen && !a.stays[[2]string{f.Name, other.Name}]
+			sides = append(sides, r)
+		}
+	}
+	return sides
+}
+
+// others returns the names of the clusters that a cluster is joined with.
+func (a *all) others(f *inspect.Facts) []string {
+	var names []string
+	for _, other := range a.facts {
+		if other != f {
+			names = append(names, other.Name)
+		}
+	}
+	return names
+}
+
+// summary prints the facts of a cluster.
+func (a *all) summary(i int) {
+	f := a.facts[i]
+	if f.Version == "" {
+		return
+	}
+	say := a.Done
+	known := []string{"Kubernetes " + f.Version}
+	var unknown []string
+	add := func(is bool, text, what string) {
+		if is {
+			known = append(known, text)
+			return
+		}
+		unknown, say = append(unknown, what), a.Warn
+	}
+	side := a.side(f)
+	add(len(f.Nodes) > 0, cli.Count(len(f.Nodes), "node"), "its nodes")
+	pods := "pods in " + shortened(side.pods)
+	if len(side.mapped.now) > 0 {
+		pods += ", for other clusters in " + shortened(side.mapped.known(side.pods))
+	}
+	add(len(side.pods) > 0, pods, "the ranges of its pods")
+	add(len(f.Services) > 0, "services in "+shortened(f.Services), "those of its services")
+	add(len(side.machines) > 0, "nodes in "+shortened(side.machines), "those of its nodes")
+	if f.Plugin != "" {
+		known = append(known, f.Plugin)
+	} else {
+		unknown = append(unknown, "its network plugin")
+	}
+	if len(unknown) > 0 {
+		known = append(known, "unknown: "+strings.Join(unknown, ", "))
+	}
+	say("%s: %s", f.Name, strings.Join(known, ", "))
+}
+
+// report prints warnings, and returns an error for the other faults.
+func (a *all) report(faults []fault) error {
+	var errs []error
+	for _, f := range few(faults) {
+		if f.warning {
+			a.Warn("%s", f)
+			continue
+		}
+		errs = append(errs, errors.New(f.String()))
+	}
+	if len(errs) > 0 {
+		errs = append(errs, fmt.Errorf("%s, nothing was changed", cli.Count(len(errs), "fault")))
+	}
+	return errors.Join(errs...)
+}
+
+// maxFaults bounds the printed faults of a cluster, and its warnings: a cluster must not
+// hide those of another one behind its own.
+const maxFaults = 40
+
+// few sorts faults by cluster, removes duplicates and applies maxFaults.
+func few(faults []fault) []fault {
+	slices.SortStableFunc(faults, func(x, y fault) int { return strings.Compare(x.cluster, y.cluster) })
+	type kind struct {
+		cluster string
+		warning bool
+	}
+	count, said, kept := map[kind]int{}, map[string]bool{}, []fault(nil)
+	for _, f := range faults {
+		if said[f.String()] {
+			continue
+		}
+		said[f.String()] = true
+		if count[kind{f.cluster, f.warning}]++; count[kind{f.cluster, f.warning}] <= maxFaults {
+			kept = append(kept, f)
+		}
+	}
+	for of, n := range count {
+		if n > maxFaults {
+			kept = append(kept, fault{cluster: of.cluster, what: fmt.Sprintf("and %d more", n-maxFaults), warning: of.warning})
+		}
+	}
+	slices.SortStableFunc(kept, func(x, y fault) int { return strings.Compare(x.cluster, y.cluster) })
+	return kept
+}
+
+// render computes settings and objects from the facts so far.
+func (a *all) render() error {
+	a.want()
+	for i, wanted := range a.wanted {
+		var err error
+		if a.objects[i], err = wanted.Render(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// want computes settings and manifests from the facts so far.
+func (a *all) want() {
+	a.nodes = len(largest(a.facts).Nodes)
+	for i, f := range a.facts {
+		a.settings[i] = settings(f, a.sides(f), a.taken[i])
+		a.Wishes.choose(a.settings[i])
+		a.setMap(f, a.settings[i])
+		wishes := a.Wishes
+		if wishes.Tools == nil {
+			wishes.Tools = []string{manifests.WireGuard, manifests.Mirror}
+			if f.Calico.Version != "" {
+				wishes.Tools = manifests.Tools()
+			}
+		}
+		if a.wanted[i] = desired(f, &wishes, a.settings[i]); !a.wanted[i].Relay && a.settings[i][inspect.RemotesFrom] == inspect.RemotesFromRelay {
+			delete(a.settings[i], inspect.RemotesFrom)
+		}
+	}
+}
+
+// finishRevocations completes interrupted revocations. The next step would restore the
+// accounts' rights and Secrets.
+func (a *all) finishRevocations(ctx context.Context) error {
+	return handover.Finish(ctx, a.Session, a.clusters)
+}
+
+// handAll hands over missing tokens.
+func (a *all) handAll(ctx context.Context) error {
+	return a.each(func(_ int, to *cli.Cluster) error {
+		var errs []error
+		for _, from := range a.clusters {
+			if from == to {
+				continue
+			}
+			tools, _, err := handover.Hand(ctx, a.Session, from, to, handover.Missing)
+			errs = append(errs, err)
+			if len(tools) > 0 {
+				a.Done("%s: tokens for %s: %s", to.Name, from.Name, strings.Join(tools, ", "))
+			}
+		}
+		return errors.Join(errs...)
+	})
+}

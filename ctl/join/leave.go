@@ -1,0 +1,438 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/ctl/coredns"
+	"github.com/kube-semaphore/kube-semaphore/ctl/handover"
+	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+)
+
+// leaving is the plan for a cluster.
+type leaving struct {
+	from     []cluster.Name   // the clusters that it leaves
+	settings inspect.Settings // afterwards
+	entirely bool             // no remote remains
+	joined   bool             // it is joined with one of them
+	started  bool             // it has left one of them, perhaps in an interrupted run
+}
+
+// Leave separates clusters, each from each other; a single one from all of its neighbours.
+// A cluster without remaining neighbours is uninstalled, except for the keys on its nodes.
+func Leave(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Options) error {
+	s.Say("checking %s", names(clusters))
+	a := newAll(ctx, s, clusters, o)
+	if err := a.mayLeave(ctx); err != nil {
+		return err
+	}
+	return a.separate(ctx, func(f *inspect.Facts) (from []cluster.Name, asked bool) {
+		if len(clusters) == 1 {
+			return f.Installed.Settings.Remotes(), true
+		}
+		for _, other := range clusters {
+			if other.Name != f.Name {
+				from = append(from, cluster.Name(other.Name))
+			}
+		}
+		return from, true
+	})
+}
+
+// separate separates each cluster from some others: first the endpoints of these are
+// withdrawn everywhere, so that no request goes to a tunnel that is removed after that. From
+// returns the clusters to leave, and whether the administrator asked for this cluster itself
+// to leave; otherwise it stays as it is unless it is joined with them.
+func (a *all) separate(ctx context.Context, from func(*inspect.Facts) ([]cluster.Name, bool)) error {
+	plans := make([]leaving, len(a.clusters))
+	for i, f := range a.facts {
+		names, asked := from(f)
+		plans[i] = plan(f, names)
+		// Without programs it is the rest of an interrupted run.
+		plans[i].entirely = plans[i].entirely && (asked || plans[i].joined || plans[i].started || len(f.Installed.Tools) == 0)
+	}
+	err := a.each(func(i int, c *cli.Cluster) error { return a.withdraw(ctx, c, a.facts[i], plans[i]) })
+	if err == nil {
+		err = a.each(func(i int, c *cli.Cluster) error {
+			if plans[i].entirely {
+				return a.leaveEntirely(ctx, i, c)
+			}
+			return a.leaveSome(ctx, i, c, plans[i])
+		})
+	}
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = errors.Join(err, cause)
+	}
+	return a.unfinished(err)
+}
+
+// unfinished adds how to continue to the error of an interrupted or failed run of leave.
+func (a *all) unfinished(err error) error {
+	if err == nil {
+		return nil
+	}
+	return cli.Hint(err, "continue with: "+a.Again())
+}
+
+// mayLeave checks that the clusters are the intended ones, and were installed by this tool.
+func (a *all) mayLeave(ctx context.Context) error {
+	if err := a.stopped(ctx); err != nil {
+		return err
+	}
+	if faults := duplicates(a.clusters, a.facts); len(faults) > 0 {
+		return a.report(faults)
+	}
+	var faults []fault
+	lacking := make([][]fault, len(a.facts))
+	_ = a.each(func(i int, c *cli.Cluster) error {
+		if a.facts[i].Version != "" {
+			lacking[i] = rightsToLeave(ctx, c, a.facts[i])
+		}
+		return nil
+	})
+	for i, f := range a.facts {
+		found := strange(f)
+		if len(lacking[i]) > 0 {
+			found = slices.Concat(lacking[i], slices.DeleteFunc(found, func(f fault) bool { return f.forbidden }))
+		}
+		faults = append(faults, found...)
+	}
+	if err := a.stopped(ctx); err != nil {
+		return err
+	}
+	err := a.report(faults)
+	var gone, others []string
+	for _, f := range a.facts {
+		if f.Version == "" {
+			gone = append(gone, f.Name)
+		} else {
+			others = append(others, f.Name)
+		}
+	}
+	if err == nil || len(gone) != 1 {
+		return err
+	}
+	line := a.Line(append([]string{"leave", "--gone", gone[0]}, others...)...)
+	if len(others) == 0 {
+		line += " CLUSTER..., with its neighbours"
+	}
+	return cli.Hint(err, "if "+gone[0]+" no longer exists: "+line)
+}
+
+// strange returns the faults that prevent changes of a cluster.
+func strange(f *inspect.Facts) []fault {
+	faults := unread(f)
+	if misnamed := misnamed(f); misnamed != nil {
+		faults = append(faults, *misnamed)
+	}
+	if len(f.Installed.Foreign) > 0 {
+		faults = append(faults, fault{cluster: f.Name, what: strings.Join(f.Installed.Foreign, ", ") + ": not installed by semaphorectl",
+			remedy: "uninstall it as it was installed, or adopt it first with semaphorectl join --adopt"})
+	}
+	return faults
+}
+
+// misnamed returns a fault if the cluster's name differs from that of its installation.
+func misnamed(f *inspect.Facts) *fault {
+	name := f.Installed.Misnamed(f.Name)
+	if name == "" {
+		return nil
+	}
+	return &fault{cluster: f.Name, what: "it is installed as cluster " + name, remedy: "check that its kubeconfig context is that of the intended cluster"}
+}
+
+// plan computes how a cluster leaves others.
+func plan(f *inspect.Facts, from []cluster.Name) leaving {
+	p := leaving{from: from, settings: inspect.Settings{}}
+	have := f.Installed.Settings
+	maps.Copy(p.settings, have)
+	for _, remote := range from {
+		p.joined = p.joined || slices.Contains(have.Remotes(), remote)
+		p.started = p.started || slices.Contains(have.Departed(), remote)
+		p.settings = without(p.settings, remote)
+	}
+	p.settings.Depart(from)
+	if p.entirely = len(p.settings.Remotes()) == 0; p.entirely {
+		delete(p.settings, inspect.PodSubnetsMap)
+	}
+	return p
+}
+
+// leaveSome removes some neighbours from a cluster that has others.
+func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) error {
+	f := a.facts[i]
+	gone := strings.ReplaceAll(list(p.from), ",", ", ")
+	if !p.joined && !p.started {
+		a.Warn("%s: it isn't joined with %s, nothing was changed", c.Name, gone)
+		return nil
+	}
+	a.settings[i] = p.settings
+	wishes := Wishes{Tools: f.Installed.Tools, Image: f.Installed.Image}
+	var err error
+	a.wanted[i] = desired(f, &wishes, p.settings)
+	if a.objects[i], err = a.wanted[i].Render(); err != nil {
+		return err
+	}
+	one := &all{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1],
+		settings: a.settings[i : i+1], wanted: a.wanted[i : i+1], objects: a.objects[i : i+1]}
+	one.sweep(ctx)
+	_, err = one.steps(ctx,
+		step{"revocations", one.finishRevocations},
+		step{"settings", func(ctx context.Context) error { _, err := apply(ctx, c, a.objects[i]); return err }},
+		step{"names", one.nameAll},
+		step{"rollout", one.waitAll},
+		step{"tokens", func(ctx context.Context) error {
+			var errs []error
+			for _, remote := range p.from {
+				errs = append(errs, handover.Forget(ctx, a.Session, c, string(remote)))
+			}
+			return errors.Join(errs...)
+		}},
+		step{"leftovers", one.pruneAll},
+		step{"mirrors and sets", func(ctx context.Context) error {
+			var errs []error
+			for _, remote := range p.from {
+				prefix, err := f.Installed.Settings.ServicePrefix(remote)
+				if err != nil {
+					continue // The mirror doesn't start with this setting, so there are no mirrors.
+				}
+				errs = append(errs, forget(ctx, c, f, prefix, string(remote)))
+			}
+			if err := errors.Join(errs...); err != nil {
+				return err
+			}
+			if p.joined {
+				a.Done("%s: left %s", c.Name, gone)
+			} else {
+				a.Done("%s: it had left %s already", c.Name, gone)
+			}
+			return nil
+		}},
+	)
+	return err
+}
+
+// forget deletes the mirrors and network sets of a remote. The programs would delete them,
+// too, after their grace period for removed remotes.
+func forget(ctx context.Context, c *cli.Cluster, f *inspect.Facts, prefix, remote string) error {
+	return errors.Join(
+		deleteAll(ctx, c, schema.GroupVersionResource{Version: "v1", Resource: "services"}, mirrorNamespace(f), "mirrored-svc=true,mirror-svc-prefix-sync="+prefix),
+		forgetSlices(ctx, c, f, remote),
+		deleteSets(ctx, c, f, "managed-by=semaphore-policy,policy.semaphore.uw.io/cluster="+remote),
+	)
+}
+
+func deleteSets(ctx context.Context, c *cli.Cluster, f *inspect.Facts, selector string) error {
+	if f.Calico.Version == "" {
+		return nil
+	}
+	return deleteAll(ctx, c, f.Calico.WithResource("globalnetworksets"), "", selector)
+}
+
+// deleteAll deletes the objects of a resource in a namespace, or in all, that match a selector. The resource may not be
+// served.
+func deleteAll(ctx context.Context, c *cli.Cluster, r schema.GroupVersionResource, namespace, selector string) error {
+	var found []types.NamespacedName
+	err := cli.ListUntyped(ctx, c.Dynamic.Resource(r).Namespace(namespace), metav1.ListOptions{LabelSelector: selector}, func(o *unstructured.Unstructured) error {
+		found = append(found, types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()})
+		return nil
+	})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%s: list %s: %w", c.Name, r.Resource, err)
+	}
+	var errs []error
+	for _, o := range found {
+		if err := c.Dynamic.Resource(r).Namespace(o.Namespace).Delete(ctx, o.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("%s: delete %s %s: %w", c.Name, r.Resource, o.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// leaveEntirely uninstalls a cluster: first the agents clean up their nodes, then all
+// objects are deleted.
+func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
+	f := a.facts[i]
+	found, err := owned(ctx, c)
+	if err != nil {
+		return err
+	}
+	if len(found) == 0 {
+		names, err := coredns.Write(ctx, c.Client, nil)
+		if err != nil {
+			return fmt.Errorf("%s: CoreDNS: %w", c.Name, err)
+		}
+		if len(names) == 0 {
+			a.Warn("%s: Kube-Semaphore isn't installed, nothing was changed", c.Name)
+		} else {
+			a.Done("%s: removed the server blocks for other clusters from ConfigMap %s", c.Name, cli.And(names...))
+		}
+		return a.deleteCRDs(ctx, c, f)
+	}
+	one := &all{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1]}
+	one.sweep(ctx)
+	_, err = one.steps(ctx,
+		step{"names", func(ctx context.Context) error {
+			return one.name(ctx, c, nil)
+		}},
+		step{"controllers", func(ctx context.Context) error {
+			return stop(ctx, c, "semaphore-service-mirror", "semaphore-policy")
+		}},
+		step{"mirrors and sets", func(ctx context.Context) error {
+			return errors.Join(
+				deleteAll(ctx, c, schema.GroupVersionResource{Version: "v1", Resource: "services"}, mirrorNamespace(f), "mirrored-svc=true"),
+				deleteImports(ctx, c, f),
+				forgetExports(ctx, c, f),
+				deleteSets(ctx, c, f, "managed-by=semaphore-policy"))
+		}},
+		step{"semaphore-relay", func(ctx context.Context) error { return a.removeRelay(ctx, c, f) }},
+		step{"nodes", func(ctx context.Context) error { return one.cleanNodes(ctx, c, f) }},
+		step{"everything else", func(ctx context.Context) error {
+			for _, remote := range f.Installed.Settings.Remotes() {
+				// Secrets that semaphorectl hasn't created are kept, without these keys.
+				if err := handover.Forget(ctx, a.Session, c, string(remote)); err != nil {
+					return err
+				}
+			}
+			removed, err := remove(ctx, c, nil)
+			if err != nil {
+				return err
+			}
+			if err := waitGone(ctx, c); err != nil {
+				return err
+			}
+			left := "nothing remains"
+			if slices.Contains(f.Installed.Tools, manifests.WireGuard) {
+				left = "only the private keys remain, in /var/lib/semaphore-wireguard on its nodes"
+			}
+			a.Done("%s: deleted %s; %s", c.Name, cli.Count(removed, "object"), left)
+			if m := f.Installed.Settings.SubnetMap(); len(m) > 0 {
+				a.Done("%s: no cluster knows its pods by virtual subnets any more (%s)", c.Name, m)
+			}
+			return a.deleteCRDs(ctx, c, f)
+		}},
+	)
+	return err
+}
+
+// poll calls ask until it succeeds, and returns its last error when ctx is done.
+func poll(ctx context.Context, ask func(context.Context) error) error {
+	state := errors.New("not read yet")
+	err := wait.PollUntilContextCancel(ctx, 250*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		if err := ask(ctx); ctx.Err() == nil {
+			state = err
+		}
+		return state == nil, nil
+	})
+	if err != nil {
+		return state
+	}
+	return nil
+}
+
+const agent = "semaphore-wireguard"
+
+// cleanNodes lets the agents clean up their nodes, and waits until all of them have.
+func (a *all) cleanNodes(ctx context.Context, c *cli.Cluster, f *inspect.Facts) error {
+	if !slices.Contains(f.Installed.Tools, manifests.WireGuard) {
+		return nil
+	}
+	wishes := Wishes{Tools: []string{manifests.WireGuard}, Image: f.Installed.Image}
+	wanted := desired(f, &wishes, f.Installed.Settings)
+	wanted.Cleanup, wanted.Pools = true, nil
+	objects, err := wanted.Render()
+	if err != nil {
+		return err
+	}
+	for _, o := range inOrder(objects) {
+		if o.GetKind() != "DaemonSet" && (o.GetKind() != "ConfigMap" || o.GetNamespace() != cli.Namespace) {
+			continue
+		}
+		if _, err := applyOne(ctx, c, o); err != nil {
+			return fmt.Errorf("%s: apply %s %s: %w", c.Name, o.GetKind(), o.GetName(), err)
+		}
+	}
+	a.Say("%s: the agents clean up %s", c.Name, cli.Count(len(f.Nodes), "node"))
+	if err := poll(ctx, func(ctx context.Context) error { return cleaned(ctx, c) }); err != nil {
+		return err
+	}
+	a.Done("%s: devices, routes, rules and annotations are removed from all nodes", c.Name)
+	return nil
+}
+
+// cleaned returns an error until the agents of all nodes have exited with success, and all
+// annotations of the agents are removed.
+func cleaned(ctx context.Context, c *cli.Cluster) error {
+	set, err := c.Client.AppsV1().DaemonSets(cli.Namespace).Get(ctx, agent, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if s := set.Status; s.ObservedGeneration < set.Generation || s.UpdatedNumberScheduled < s.DesiredNumberScheduled {
+		return fmt.Errorf("%s: of %s of the agents %d updated", c.Name, cli.Count(int(s.DesiredNumberScheduled), "pod"), s.UpdatedNumberScheduled)
+	}
+	agents := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=" + agent}
+	err = cli.List(ctx, c.Client.CoreV1().Pods(cli.Namespace), agents, func(p *corev1.Pod) error {
+		if !hasCleaned(p) {
+			return fmt.Errorf("%s: node %s: pod %s hasn't cleaned up yet: see %s; if the node was removed for good, delete its Node",
+				c.Name, p.Spec.NodeName, p.Name, cli.Kubectl(c.Context, "-n %s logs %s", cli.Namespace, p.Name))
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return cli.List(ctx, c.Client.CoreV1().Nodes(), metav1.ListOptions{}, func(n *corev1.Node) error {
+		for name := range n.Annotations {
+			if _, administrators := inspect.Location(name); !administrators && strings.Contains(name, "wireguard.semaphore.uw.io/") {
+				return fmt.Errorf("%s: node %s still has the annotation %s", c.Name, n.Name, name)
+			}
+		}
+		return nil
+	})
+}
+
+func hasCleaned(p *corev1.Pod) bool {
+	for _, status := range p.Status.ContainerStatuses {
+		for _, state := range []corev1.ContainerState{status.State, status.LastTerminationState} {
+			if status.Name == "agent" && state.Terminated != nil && state.Terminated.ExitCode == 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// waitGone waits until all objects of this tool are deleted.
+func waitGone(ctx context.Context, c *cli.Cluster) error {
+	return poll(ctx, func(ctx context.Context) error {
+		all, err := owned(ctx, c)
+		if err != nil {
+			return err
+		}
+		for _, r := range kinds() {
+			for _, o := range all[r] {
+				return fmt.Errorf("%s: %s %s isn't deleted yet", c.Name, o.GetKind(), o.GetName())
+			}
+		}
+		return nil
+	})
+}

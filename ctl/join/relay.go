@@ -1,0 +1,354 @@
+package join
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
+)
+
+// The values of --relay. Without it, agents stay as they are.
+const (
+	relayAuto = "auto"
+	relayOn   = "on"
+	relayOff  = "off"
+)
+
+// relaySize is the number of nodes, of any of the joined clusters, from which semaphore-relay is
+// proposed: what direct reading costs API servers grows with the product of both clusters' nodes.
+const relaySize = 100
+
+// largest returns the cluster with the most nodes.
+func largest(all []*inspect.Facts) *inspect.Facts {
+	return slices.MaxFunc(all, func(x, y *inspect.Facts) int { return len(x.Nodes) - len(y.Nodes) })
+}
+
+// relays reports whether the agents of a cluster are to read the objects of semaphore-relay,
+// as --relay says:
+//
+//	--relay      agents read its objects
+//	on           yes
+//	off          no
+//	auto         if they do now, or from relaySize nodes
+//	not given    if they do now
+func (w *Wishes) relays(f *inspect.Facts) bool {
+	switch w.Relay {
+	case relayOn:
+		return true
+	case relayOff:
+		return false
+	}
+	return f.Installed.Relayed || w.Relay == relayAuto && w.nodes >= relaySize
+}
+
+// moves reports whether a cluster has agents that read directly, and are to read the objects of
+// semaphore-relay.
+func (a *all) moves(i int) bool {
+	have := &a.facts[i].Installed
+	return a.wanted[i].Relay && !have.Relayed && slices.Contains(have.Tools, manifests.WireGuard)
+}
+
+// proposals returns warnings about clusters whose agents should read the objects of
+// semaphore-relay, and prints which ones are going to change what they read.
+func (a *all) proposals() []fault {
+	var faults []fault
+	big := largest(a.facts)
+	for i, f := range a.facts {
+		agents := slices.Contains(a.wanted[i].Tools, manifests.WireGuard)
+		switch {
+		case a.wanted[i].Relay && !f.Installed.Relayed:
+			a.Say("%s: its agents are going to read the nodes of all clusters from semaphore-relay", f.Name)
+		case agents && f.Installed.Relayed && !a.wanted[i].Relay:
+			a.Say("%s: its agents are going to read the nodes of each cluster from its API server, and semaphore-relay is removed", f.Name)
+		case agents && !a.wanted[i].Relay && a.Relay == "" && len(big.Nodes) >= relaySize:
+			faults = append(faults, fault{cluster: f.Name, warning: true,
+				what:   fmt.Sprintf("each of its agents reads the nodes of all clusters, of which %s has %d", big.Name, len(big.Nodes)),
+				remedy: "let semaphore-relay read them once with --relay=on (docs/operating.md, \"Nodes from semaphore-relay\")"})
+		}
+	}
+	return faults
+}
+
+// relayRights are the rights to wait for the objects of semaphore-relay, and to delete them; and with
+// removes those to remove it.
+func relayRights(removes bool) (all []authorizationv1.ResourceAttributes) {
+	group := v1alpha1.GroupVersion().Group
+	for _, verb := range []string{"get", "list", "delete"} {
+		all = append(all,
+			authorizationv1.ResourceAttributes{Verb: verb, Group: group, Resource: v1alpha1.Resource, Namespace: cli.Namespace},
+			authorizationv1.ResourceAttributes{Verb: verb, Group: coordinationv1.GroupName, Resource: "leases", Namespace: cli.Namespace})
+	}
+	if removes {
+		all = append(all,
+			authorizationv1.ResourceAttributes{Verb: "list", Group: group, Resource: v1alpha1.Resource},
+			authorizationv1.ResourceAttributes{Verb: "get", Group: "apps", Resource: "deployments", Namespace: cli.Namespace},
+			authorizationv1.ResourceAttributes{Verb: "delete", Group: "apps", Resource: "deployments", Namespace: cli.Namespace},
+			authorizationv1.ResourceAttributes{Verb: "get", Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"},
+			authorizationv1.ResourceAttributes{Verb: "delete", Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"})
+	}
+	return all
+}
+
+// agentRole is the ClusterRole of the agents. Those that read directly list and watch nodes.
+func agentRole(o *unstructured.Unstructured) bool {
+	return o.GetKind() == "ClusterRole" && o.GetName() == agent
+}
+
+// rightsOfBoth returns the objects of a cluster with the agents' rights for both ways of reading
+// while they move: the rights of those that read directly contain those of the others.
+func (a *all) rightsOfBoth(i int) ([]*unstructured.Unstructured, error) {
+	if !a.moves(i) {
+		return a.objects[i], nil
+	}
+	direct := *a.wanted[i]
+	direct.Relay = false
+	all, err := direct.Render()
+	if err != nil {
+		return nil, err
+	}
+	objects := slices.Clone(a.objects[i])
+	for j, o := range objects {
+		if agentRole(o) {
+			objects[j] = all[slices.IndexFunc(all, agentRole)]
+		}
+	}
+	return objects, nil
+}
+
+// startRelays installs or updates semaphore-relay, and waits until it has stored the nodes of the
+// joined clusters; before agents move to it, those of all remotes, since an agent has no other
+// source for them then.
+func (a *all) startRelays(ctx context.Context) error {
+	return a.each(func(i int, c *cli.Cluster) error {
+		f := a.facts[i]
+		if !a.wanted[i].Relay {
+			return nil
+		}
+		if !f.Installed.Relay && !f.Installed.Relayed {
+			// Objects that an earlier installation has left would look complete, and be outdated.
+			if err := forgetPeers(ctx, c); err != nil {
+				return err
+			}
+		}
+		for _, o := range a.objects[i] {
+			if o.GetKind() != "Deployment" || o.GetName() != inspect.Relay {
+				continue
+			}
+			if _, err := applyOne(ctx, c, o); err != nil {
+				return fmt.Errorf("%s: apply Deployment %s: %w", c.Name, o.GetName(), err)
+			}
+			if err := rolledOut(ctx, c, o); err != nil {
+				return fmt.Errorf("%s: Deployment %s: %w", c.Name, o.GetName(), err)
+			}
+		}
+		of := append(a.others(f), f.Name)
+		if a.moves(i) {
+			for _, remote := range a.settings[i].Remotes() {
+				if !slices.Contains(of, string(remote)) {
+					of = append(of, string(remote))
+				}
+			}
+		}
+		slices.Sort(of)
+		for _, name := range of {
+			var first *time.Time
+			err := poll(ctx, func(ctx context.Context) error { return stored(ctx, c, name, a.moves(i), &first) })
+			if err != nil {
+				return fmt.Errorf("%s: semaphore-relay hasn't stored the nodes of %s, and agents stay as they are until it has: %w; find out why with semaphorectl doctor", c.Name, name, err)
+			}
+		}
+		if a.moves(i) {
+			a.Done("%s: semaphore-relay has stored the nodes of %s", c.Name, cli.And(of...))
+		}
+		return nil
+	})
+}
+
+func resourceOfPeers() schema.GroupVersionResource {
+	return v1alpha1.GroupVersion().WithResource(v1alpha1.Resource)
+}
+
+func peers(c *cli.Cluster) dynamic.ResourceInterface {
+	return c.Dynamic.Resource(resourceOfPeers()).Namespace(cli.Namespace)
+}
+
+// stored returns an error until semaphore-relay has stored all nodes of a cluster: the index
+// exists, which it writes after the objects that it lists. With lately it has also had contact
+// with that cluster since the first call, whose time of contact is stored in first.
+func stored(ctx context.Context, c *cli.Cluster, of string, lately bool, first **time.Time) error {
+	if lately {
+		lease, err := c.Client.CoordinationV1().Leases(cli.Namespace).Get(ctx, v1alpha1.LeaseName(of), metav1.GetOptions{})
+		none := apierrors.IsNotFound(err) || err == nil && lease.Spec.RenewTime == nil
+		if err != nil && !none {
+			return fmt.Errorf("read Lease %s: %w", v1alpha1.LeaseName(of), err)
+		}
+		if *first == nil {
+			if *first = new(time.Time); !none {
+				**first = lease.Spec.RenewTime.Time
+			}
+		}
+		if none || !lease.Spec.RenewTime.After(**first) {
+			return fmt.Errorf("it has had no contact with %s since", of)
+		}
+	}
+	index, err := peers(c).Get(ctx, of, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return errors.New("there is no index")
+	}
+	if err != nil {
+		return fmt.Errorf("read WireguardPeers %s: %w", of, err)
+	}
+	shards, _, err := unstructured.NestedStringSlice(index.Object, "spec", "shards")
+	if err != nil {
+		return fmt.Errorf("WireguardPeers %s: %w", of, err)
+	}
+	missing := map[string]bool{}
+	for _, shard := range shards {
+		missing[of+"."+shard] = true
+	}
+	err = cli.ListUntyped(ctx, peers(c), metav1.ListOptions{LabelSelector: v1alpha1.ClusterLabel + "=" + of}, func(o *unstructured.Unstructured) error {
+		delete(missing, o.GetName())
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("list WireguardPeers of %s: %w", of, err)
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("%s missing", cli.Of(len(missing), len(shards), "object"))
+	}
+	return nil
+}
+
+// settleRelays completes moves, after the rollout of the agents: those that read semaphore-relay's
+// objects lose the right to list nodes, and where none does it is removed.
+func (a *all) settleRelays(ctx context.Context) error {
+	return a.each(func(i int, c *cli.Cluster) error {
+		f := a.facts[i]
+		if !a.wanted[i].Relay {
+			return a.removeRelay(ctx, c, f)
+		}
+		if !a.moves(i) {
+			return nil
+		}
+		for _, o := range a.objects[i] {
+			if !agentRole(o) {
+				continue
+			}
+			if _, err := applyOne(ctx, c, o); err != nil {
+				return fmt.Errorf("%s: apply ClusterRole %s: %w", c.Name, o.GetName(), err)
+			}
+		}
+		a.Done("%s: its agents read the objects of semaphore-relay, and have neither credentials for other clusters nor the right to list nodes", c.Name)
+		return nil
+	})
+}
+
+// removeRelay deletes semaphore-relay with its objects, and then their CRD, unless there are
+// objects of others. It leaves one that semaphorectl hasn't created.
+func (a *all) removeRelay(ctx context.Context, c *cli.Cluster, f *inspect.Facts) error {
+	if _, err := c.Resource(ctx, resourceOfPeers()); !f.Installed.Relay && meta.IsNoMatchError(err) {
+		return nil // Neither may be readable where it was never installed.
+	}
+	have, err := c.Client.AppsV1().Deployments(cli.Namespace).Get(ctx, inspect.Relay, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("%s: read Deployment %s: %w", c.Name, inspect.Relay, err)
+	}
+	installed := err == nil
+	if installed && !ours(have) {
+		return nil
+	}
+	crd, err := crds(c).Get(ctx, v1alpha1.Resource+"."+v1alpha1.GroupVersion().Group, metav1.GetOptions{})
+	if !installed && (err != nil || !ours(crd)) {
+		return nil
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("%s: read the CRD of WireguardPeers: %w", c.Name, err)
+	}
+	if installed {
+		if err := stop(ctx, c, inspect.Relay); err != nil {
+			return err
+		}
+	}
+	if err := forgetPeers(ctx, c); err != nil {
+		return err
+	}
+	a.Done("%s: deleted semaphore-relay and its objects", c.Name)
+	if crd == nil || !ours(crd) {
+		return nil
+	}
+	left := 0
+	err = cli.ListUntyped(ctx, c.Dynamic.Resource(resourceOfPeers()), metav1.ListOptions{}, func(*unstructured.Unstructured) error {
+		left++
+		return nil
+	})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("%s: list WireguardPeers: %w", c.Name, err)
+	}
+	if left > 0 {
+		a.Warn("%s: the CRD of WireguardPeers stays, because of %s in other namespaces; to delete these, too: %s",
+			c.Name, cli.Count(left, "object"), a.Kubectl(c.Context, "delete customresourcedefinition %s", crd.GetName()))
+		return nil
+	}
+	return deleteCRD(ctx, c, crd.GetName())
+}
+
+// forgetPeers deletes the objects and Leases of semaphore-relay, which mustn't run.
+func forgetPeers(ctx context.Context, c *cli.Cluster) error {
+	var names []string
+	leases := c.Client.CoordinationV1().Leases(cli.Namespace)
+	err := cli.List(ctx, leases, metav1.ListOptions{LabelSelector: v1alpha1.ClusterLabel}, func(l *coordinationv1.Lease) error {
+		if l.Name == v1alpha1.LeaseName(l.Labels[v1alpha1.ClusterLabel]) {
+			names = append(names, l.Name)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("%s: list the Leases of semaphore-relay: %w", c.Name, err)
+	}
+	errs := []error{deleteAll(ctx, c, resourceOfPeers(), cli.Namespace, "")}
+	for _, name := range append(names, inspect.Relay) {
+		if err := leases.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("%s: delete Lease %s: %w", c.Name, name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// stop deletes Deployments, and waits until their pods are gone: they would create deleted
+// objects again.
+func stop(ctx context.Context, c *cli.Cluster, programs ...string) error {
+	foreground := metav1.DeletePropagationForeground
+	var errs []error
+	for _, name := range programs {
+		err := c.Client.AppsV1().Deployments(cli.Namespace).Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &foreground})
+		if err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("%s: delete Deployment %s: %w", c.Name, name, err))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return poll(ctx, func(ctx context.Context) error {
+		of := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name in (" + strings.Join(programs, ", ") + ")"}
+		return cli.List(ctx, c.Client.CoreV1().Pods(cli.Namespace), of, func(p *corev1.Pod) error {
+			return fmt.Errorf("pod %s still runs", p.Name)
+		})
+	})
+}

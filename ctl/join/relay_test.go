@@ -1,0 +1,322 @@
+package join
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	fakedynamic "k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
+	"github.com/kube-semaphore/kube-semaphore/internal/reach"
+	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
+)
+
+// TestRelays decides where agents read nodes.
+func TestRelays(t *testing.T) {
+	for name, c := range map[string]struct {
+		flag      string
+		installed bool // agents read from semaphore-relay
+		nodes     int  // of the other cluster
+		relay     bool
+		proposed  bool
+	}{
+		"small":                     {"", false, 99, false, false},
+		"large":                     {"", false, 100, false, true},
+		"moved before":              {"", true, 3, true, false},
+		"moved before, and large":   {"", true, 300, true, false},
+		"on":                        {relayOn, false, 3, true, false},
+		"off":                       {relayOff, true, 3, false, false},
+		"off, and large":            {relayOff, false, 300, false, false},
+		"auto, small":               {relayAuto, false, 99, false, false},
+		"auto, large":               {relayAuto, false, 100, true, false},
+		"auto, small, moved before": {relayAuto, true, 3, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			aws, gcp := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2")
+			gcp.Nodes = slices.Repeat(gcp.Nodes, c.nodes)
+			aws.Installed.Tools, aws.Installed.Relayed = []string{manifests.WireGuard}, c.installed
+			aws.Installed.Settings = inspect.Settings{"SEMAPHORE_CLUSTER_NAME": "aws"}
+			if c.installed {
+				aws.Installed.Settings[inspect.RemotesFrom] = inspect.RemotesFromRelay
+			}
+			a := runOf(t, aws, gcp)
+			a.Relay = c.flag
+			if err := a.render(); err != nil {
+				t.Fatal(err)
+			}
+			if a.wanted[0].Relay != c.relay {
+				t.Errorf("semaphore-relay: %v, want %v", a.wanted[0].Relay, c.relay)
+			}
+			if !c.relay && a.settings[0][inspect.RemotesFrom] != "" {
+				t.Errorf("the settings make agents read from %s", a.settings[0][inspect.RemotesFrom])
+			}
+			proposed := slices.ContainsFunc(a.proposals(), func(f fault) bool {
+				return f.cluster == "aws" && f.warning && strings.Contains(f.String(), "--relay=on")
+			})
+			if proposed != c.proposed {
+				t.Errorf("proposed: %v, want %v", proposed, c.proposed)
+			}
+		})
+	}
+}
+
+// TestRightsOfBoth checks that agents that move to semaphore-relay keep their rights until all
+// have moved.
+func TestRightsOfBoth(t *testing.T) {
+	const lists, doesnt = `["get","list","watch","patch"]`, `["get","patch"]`
+	for name, c := range map[string]struct {
+		change       func(*inspect.Installed)
+		first, after string
+	}{
+		"nothing is installed": {func(*inspect.Installed) {}, doesnt, doesnt},
+		"direct reading":       {func(i *inspect.Installed) { i.Tools = []string{manifests.WireGuard} }, lists, doesnt},
+		"moved before":         {func(i *inspect.Installed) { i.Tools, i.Relayed = []string{manifests.WireGuard}, true }, doesnt, doesnt},
+	} {
+		aws, gcp := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2")
+		c.change(&aws.Installed)
+		a := runOf(t, aws, gcp)
+		a.Relay = relayOn
+		if err := a.render(); err != nil {
+			t.Fatal(err)
+		}
+		first, err := a.rightsOfBoth(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, objects := range [][]*unstructured.Unstructured{first, a.objects[0]} {
+			text, _ := objects[slices.IndexFunc(objects, agentRole)].MarshalJSON()
+			if want := []string{c.first, c.after}[i]; len(objects) != len(a.objects[0]) || !strings.Contains(string(text), want) {
+				t.Errorf("%s: step %d: the agents' role lacks %s: %s", name, i, want, text)
+			}
+		}
+	}
+}
+
+// TestOnePathIsEnough has nodes that don't reach the API server of gcp: with semaphore-relay one
+// that does is enough.
+func TestOnePathIsEnough(t *testing.T) {
+	const first, second = "https://a.gcp.example:6443", "https://b.gcp.example:6443"
+	reaches := func(servers ...string) reach.Result {
+		r := reach.Result{Servers: map[string]string{first: "connection refused", second: "i/o timeout"}}
+		for _, s := range servers {
+			r.Servers[s] = ""
+		}
+		return r
+	}
+	for name, c := range map[string]struct {
+		relay         bool
+		nodes         probe.Answers
+		have          string // in the settings of aws
+		server, fault string
+		warning       bool
+	}{
+		"direct, all":      {false, probe.Answers{"n1": reaches(first), "n2": reaches(first)}, "", first, "", false},
+		"direct, one":      {false, probe.Answers{"n1": reaches(first), "n2": reaches()}, "", "", "not reached from node aws/n2: connection refused", false},
+		"relay, all":       {true, probe.Answers{"n1": reaches(second), "n2": reaches(second)}, "", second, "", false},
+		"relay, one":       {true, probe.Answers{"n1": reaches(second), "n2": reaches()}, "", second, "not reached from node aws/n2: i/o timeout", true},
+		"relay, all first": {true, probe.Answers{"n1": reaches(first, second), "n2": reaches(second)}, "", second, "", false},
+		"relay, none":      {true, probe.Answers{"n1": reaches(), "n2": reaches()}, "", "", "not reached from node aws/n1", false},
+		"relay, as before": {true, probe.Answers{"n1": reaches(second), "n2": reaches()}, second, "", "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			aws, gcp := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2")
+			gcp.Servers = []string{first, second}
+			if c.have != "" {
+				aws.Installed.Settings = inspect.Settings{"SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_REMOTE_GCP_API_URL": c.have}
+			}
+			a := runOf(t, aws, gcp)
+			a.Servers = map[string]string{}
+			if c.relay {
+				a.Relay = relayOn
+			}
+			if err := a.render(); err != nil {
+				t.Fatal(err)
+			}
+			faults := a.choose(1, gcp, []probe.Answers{c.nodes, {}})
+			if a.Servers["gcp"] != c.server || a.stays[[2]string{"aws", "gcp"}] != (c.have != "") {
+				t.Errorf("it chooses %q, and keeps what it has: %v", a.Servers["gcp"], a.stays)
+			}
+			if c.fault == "" && len(faults) > 0 || c.fault != "" && (len(faults) != 1 || !strings.Contains(faults[0].String(), c.fault) || faults[0].warning != c.warning) {
+				t.Errorf("faults %v, want %q", faults, c.fault)
+			}
+		})
+	}
+}
+
+// shard returns an object of semaphore-relay.
+func shard(namespace, of, name string, shards ...any) *unstructured.Unstructured {
+	spec := map[string]any{"cluster": of}
+	if name == of {
+		spec["shards"] = shards
+	}
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": v1alpha1.GroupVersion().String(), "kind": v1alpha1.Kind, "spec": spec,
+		"metadata": map[string]any{"name": name, "namespace": namespace, "labels": map[string]any{v1alpha1.ClusterLabel: of}},
+	}}
+}
+
+func objects(all ...*unstructured.Unstructured) []*unstructured.Unstructured { return all }
+
+// relayCluster returns a cluster with WireguardPeers and CRDs, and others.
+func relayCluster(t *testing.T, objects []*unstructured.Unstructured, typed ...runtime.Object) *cli.Cluster {
+	t.Helper()
+	of := map[string]schema.GroupVersionResource{
+		v1alpha1.Kind:              v1alpha1.GroupVersion().WithResource(v1alpha1.Resource),
+		"CustomResourceDefinition": {Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"},
+	}
+	lists := map[schema.GroupVersionResource]string{}
+	for kind, r := range of {
+		lists[r] = kind + "List"
+	}
+	client := fakedynamic.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists)
+	for _, o := range objects {
+		// Its own plural of the kind isn't that of the CRD.
+		if err := client.Tracker().Create(of[o.GetKind()], o.DeepCopy(), o.GetNamespace()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	clientset := fake.NewClientset(typed...)
+	if len(objects) > 0 {
+		clientset.Resources = []*metav1.APIResourceList{{GroupVersion: v1alpha1.GroupVersion().String(), APIResources: []metav1.APIResource{{Name: v1alpha1.Resource, Kind: v1alpha1.Kind, Namespaced: true}}}}
+	}
+	return &cli.Cluster{Name: "aws", Context: "aws", Client: clientset, Dynamic: client}
+}
+
+func lease(name string, renewed time.Time) *coordinationv1.Lease {
+	at := metav1.NewMicroTime(renewed)
+	return &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: cli.Namespace, Labels: map[string]string{v1alpha1.ClusterLabel: strings.TrimPrefix(name, "relay-")}},
+		Spec:       coordinationv1.LeaseSpec{RenewTime: &at},
+	}
+}
+
+// TestStored waits for the index of a cluster and all objects that it lists.
+func TestStored(t *testing.T) {
+	at := time.Unix(1_700_000_000, 0)
+	index, p0, p1 := shard(cli.Namespace, "gcp", "gcp", "p0", "p1"), shard(cli.Namespace, "gcp", "gcp.p0"), shard(cli.Namespace, "gcp", "gcp.p1")
+	for name, c := range map[string]struct {
+		objects []*unstructured.Unstructured
+		typed   []runtime.Object
+		lately  bool
+		want    string // empty: it is stored
+	}{
+		"nothing":                  {nil, nil, false, "there is no index"},
+		"no index":                 {objects(p0, p1), nil, false, "there is no index"},
+		"an object is missing":     {objects(index, p0), nil, false, "1 of 2 objects is missing"},
+		"all":                      {objects(index, p0, p1), nil, false, ""},
+		"no nodes":                 {objects(shard(cli.Namespace, "gcp", "gcp")), nil, false, ""},
+		"all, of an earlier relay": {objects(index, p0, p1), nil, true, "no contact with gcp"},
+		"all, and no contact since": {
+			objects(index, p0, p1), []runtime.Object{lease("relay-gcp", at)}, true, "no contact with gcp",
+		},
+	} {
+		var first *time.Time
+		err := stored(t.Context(), relayCluster(t, c.objects, c.typed...), "gcp", c.lately, &first)
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s: error %v, want %q", name, err, c.want)
+		}
+	}
+	first := new(time.Time)
+	*first = at
+	if err := stored(t.Context(), relayCluster(t, objects(index, p0, p1), lease("relay-gcp", at.Add(time.Second))), "gcp", true, &first); err != nil {
+		t.Errorf("with contact since: %v", err)
+	}
+}
+
+// TestRemoveRelay removes semaphore-relay with all that it has written, and nothing of others.
+func TestRemoveRelay(t *testing.T) {
+	labels := map[string]string{manifests.ManagedLabel: manifests.Manager}
+	deployment := func(labels map[string]string) *appsv1.Deployment {
+		return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: inspect.Relay, Namespace: cli.Namespace, Labels: labels}}
+	}
+	crd := func(labels map[string]string) *unstructured.Unstructured {
+		o := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": map[string]any{"name": "wireguardpeers.semaphore.uw.io"}}}
+		o.SetLabels(labels)
+		return o
+	}
+	index, other := shard(cli.Namespace, "gcp", "gcp"), shard("elsewhere", "gcp", "gcp")
+	const all = "deployment crd gcp elsewhere relay-gcp semaphore-relay semaphore-policy"
+	for name, c := range map[string]struct {
+		objects []*unstructured.Unstructured
+		typed   []runtime.Object
+		want    string // that is left
+	}{
+		"ours":            {objects(crd(labels), index), []runtime.Object{deployment(labels)}, "semaphore-policy"},
+		"interrupted":     {objects(crd(labels), index), nil, "semaphore-policy"},
+		"not the CRD":     {objects(crd(nil), index), []runtime.Object{deployment(labels)}, "crd semaphore-policy"},
+		"another one":     {objects(crd(labels), index, other), []runtime.Object{deployment(labels)}, "crd elsewhere semaphore-policy"},
+		"not ours":        {objects(crd(nil), index, other), []runtime.Object{deployment(nil)}, all},
+		"without the CRD": {nil, []runtime.Object{deployment(labels)}, "semaphore-policy"},
+		"a CRD of others": {objects(crd(nil), index, other), nil, strings.TrimPrefix(all, "deployment ")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cluster := relayCluster(t, c.objects, append(c.typed, lease("relay-gcp", time.Now()), lease("semaphore-relay", time.Now()), lease("semaphore-policy", time.Now()))...)
+			a := runOf(t)
+			f := &inspect.Facts{Name: "aws", Installed: inspect.Installed{Relay: len(c.typed) > 0}}
+			if err := a.removeRelay(t.Context(), cluster, f); err != nil {
+				t.Fatal(err)
+			}
+			var left []string
+			if _, err := cluster.Client.AppsV1().Deployments(cli.Namespace).Get(t.Context(), inspect.Relay, metav1.GetOptions{}); err == nil {
+				left = append(left, "deployment")
+			}
+			if _, err := crds(cluster).Get(t.Context(), "wireguardpeers.semaphore.uw.io", metav1.GetOptions{}); err == nil {
+				left = append(left, "crd")
+			}
+			if _, err := peers(cluster).Get(t.Context(), "gcp", metav1.GetOptions{}); err == nil {
+				left = append(left, "gcp")
+			}
+			elsewhere := cluster.Dynamic.Resource(v1alpha1.GroupVersion().WithResource(v1alpha1.Resource)).Namespace("elsewhere")
+			if _, err := elsewhere.Get(t.Context(), "gcp", metav1.GetOptions{}); err == nil {
+				left = append(left, "elsewhere")
+			}
+			for _, lease := range []string{"relay-gcp", "semaphore-relay", "semaphore-policy"} {
+				if _, err := cluster.Client.CoordinationV1().Leases(cli.Namespace).Get(t.Context(), lease, metav1.GetOptions{}); err == nil {
+					left = append(left, lease)
+				}
+			}
+			if got := strings.Join(left, " "); got != c.want {
+				t.Errorf("left: %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// TestNoRelayNoRights joins where the relay was never installed, with an account that may read
+// neither Deployments nor CRDs.
+func TestNoRelayNoRights(t *testing.T) {
+	cluster := relayCluster(t, nil)
+	refuse := func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("forbidden") }
+	cluster.Client.(*fake.Clientset).PrependReactor("*", "deployments", refuse)
+	cluster.Dynamic.(*fakedynamic.FakeDynamicClient).PrependReactor("*", "*", refuse)
+	if err := runOf(t).removeRelay(t.Context(), cluster, &inspect.Facts{Name: "aws"}); err != nil {
+		t.Error(err)
+	}
+}
+
+// runOf returns a run for clusters with these facts.
+func runOf(t *testing.T, facts ...*inspect.Facts) *all {
+	t.Helper()
+	n := len(facts)
+	a := &all{
+		Session: cli.NewSession(nil, t.Output(), t.Output(), func(string) (string, bool) { return "", false }),
+		facts:   facts, settings: make([]inspect.Settings, n), wanted: make([]*manifests.Cluster, n), objects: make([][]*unstructured.Unstructured, n),
+		taken: make([]map[int]bool, n), stays: map[[2]string]bool{},
+	}
+	a.Image = "kube-semaphore:1"
+	return a
+}

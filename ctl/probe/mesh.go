@@ -1,0 +1,390 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/rand"
+
+	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
+	"github.com/kube-semaphore/kube-semaphore/internal/reach"
+)
+
+// MaxNodes bounds the nodes of a cluster that run pods: the results of a pod must fit into
+// its termination message.
+const MaxNodes = 10
+
+// serveFor is how long pods serve requests.
+const serveFor = 4 * time.Minute
+
+// NodeRef is a node of a cluster.
+type NodeRef struct {
+	Cluster string `json:"cluster"`
+	Node    string `json:"node"`
+}
+
+func (p NodeRef) String() string { return p.Cluster + "/" + p.Node }
+
+// Leg is the connection from a pod to an address of a pod of another cluster.
+type Leg struct {
+	From, To NodeRef
+	Address  string
+	reach.Try
+	// Untried is the reason for a missing result, or empty.
+	Untried string
+}
+
+// Name is a DNS name that was resolved in a pod.
+type Name struct {
+	From   NodeRef
+	Remote string
+	Name   string
+	Found  reach.Name
+	// Untried is the reason for a missing result, or empty.
+	Untried string
+}
+
+// Stream is the throughput from one pod to another one.
+type Stream struct {
+	From, To NodeRef
+	reach.Stream
+}
+
+// Tried is the results of all pods.
+type Tried struct {
+	Legs    []Leg
+	Names   []Name
+	Streams []Stream
+	Guarded []Guarded
+	Asked   []Asked
+	// Refused are the errors with which API servers have refused temporary objects.
+	Refused Refusals
+}
+
+// Refusals are errors of API servers: one for each node for whose pod they are, or for each
+// cluster, if they are for a Service.
+type Refusals map[NodeRef]string
+
+// add adds an error, if it is that of an API server, unless there is one.
+func (r *Refusals) add(at NodeRef, err error) {
+	refusal, is := errors.AsType[*apierrors.StatusError](err)
+	if !is || (*r)[at] != "" {
+		return
+	}
+	if *r == nil {
+		*r = Refusals{}
+	}
+	(*r)[at] = printable.Text(refusal.ErrStatus.Message, printable.Short)
+}
+
+// Plan selects the tests.
+type Plan struct {
+	// Nodes is the number of nodes of each cluster that run pods.
+	Nodes int
+	// Image is the image of the pods; empty: the installed one.
+	Image string
+	// Throughput sends a stream between the first pair of pods.
+	Throughput bool
+	// Names are the DNS names to resolve, by cluster and remote.
+	Names map[[2]string][]string
+	// Asks are the services to ask, by cluster and remote; of a cluster and itself: endpoints
+	// that its own pods ask. Fresh adds a temporary Service for each pair of clusters.
+	Asks  map[[2]string][]reach.Ask
+	Fresh bool
+	// Guards are the network policies to test, by cluster.
+	Guards map[string]*Guard
+
+	// secret authenticates the pods of this run to each other; empty: not authenticated.
+	secret reach.Secret
+}
+
+// image returns the image for pods of a cluster: by default the installed one, which its
+// nodes already have.
+func (p *Plan) image(f *inspect.Facts) (string, error) {
+	switch {
+	case p.Image != "":
+		return p.Image, nil
+	case f.Installed.Image != "":
+		return f.Installed.Image, nil
+	}
+	return "", errors.New("Kube-Semaphore isn't installed, so the image is unknown; set it with --image")
+}
+
+// alike reports whether pods of all clusters have the same image. During an upgrade the
+// older image may not support secrets.
+func (p *Plan) alike(all []*inspect.Facts) bool {
+	images := map[string]bool{}
+	for _, f := range all {
+		image, _ := p.image(f)
+		images[image] = true
+	}
+	return len(images) == 1
+}
+
+// server is a pod that serves requests.
+type server struct {
+	NodeRef
+	cluster   int
+	image     string
+	pod       string   // its name
+	addresses []string // by which other clusters know it
+	settings  inspect.Settings
+	err       error
+}
+
+// Mesh tests connections between pods on several nodes of each cluster and those of the
+// other clusters. It deletes its pods, also when ctx is done; the error is that of the
+// cleanup.
+func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, plan Plan) (tried *Tried, err error) {
+	if err := Sweep(ctx, clusters); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, Sweep(ctx, clusters)) }()
+	id := rand.String(8)
+	if plan.alike(all) {
+		plan.secret = reach.NewSecret()
+	}
+	servers := serve(ctx, clusters, all, &plan, id)
+	var temporary []fresh
+	if plan.Fresh {
+		temporary = serveFresh(ctx, clusters, servers, func(c, remote string, addresses []string) []string {
+			for _, f := range all {
+				if f.Name == c {
+					return Taken(addresses, f.Installed.Settings, remote)
+				}
+			}
+			return nil
+		})
+	}
+	var askers []*asker
+	numbers := map[string]int{}
+	for i := range servers {
+		for j, c := range clusters {
+			if j != servers[i].cluster {
+				a := newAsker(&servers[i], c.Name, servers, &plan, all[servers[i].cluster].Installed.Settings)
+				a.plan(&plan, temporary, numbers[servers[i].Cluster])
+				askers = append(askers, a)
+			}
+		}
+		numbers[servers[i].Cluster]++
+	}
+	askers = append(askers, controls(servers, &plan)...)
+	var group sync.WaitGroup
+	for i, a := range askers {
+		if i == 0 && plan.Throughput && len(a.request.Try) > 0 {
+			a.request.Stream = a.request.Try[0]
+		}
+		group.Go(func() { a.ask(ctx, clusters[a.from.cluster]) })
+	}
+	group.Wait()
+	tried = &Tried{}
+	for i := range temporary {
+		tried.Refused.add(NodeRef{Cluster: temporary[i].from}, temporary[i].err)
+	}
+	for _, a := range askers {
+		a.collect(tried)
+	}
+	// Last, as the policy would deny the other tests.
+	tried.Guarded, err = guard(ctx, clusters, servers, &plan, id, tried.Legs)
+	return tried, err
+}
+
+func serve(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, plan *Plan, id string) []server {
+	var servers []server
+	for i, f := range all {
+		for _, node := range Pick(f, min(plan.Nodes, MaxNodes)) {
+			servers = append(servers, server{NodeRef: NodeRef{f.Name, node}, cluster: i})
+		}
+	}
+	var group sync.WaitGroup
+	for i := range servers {
+		s := &servers[i]
+		group.Go(func() {
+			if s.image, s.err = plan.image(all[s.cluster]); s.err == nil {
+				s.settings = all[s.cluster].Installed.Settings
+				s.addresses, s.err = s.start(ctx, clusters[s.cluster], id, plan.secret)
+			}
+		})
+	}
+	group.Wait()
+	return servers
+}
+
+func (s *server) start(ctx context.Context, c *cli.Cluster, id string, secret reach.Secret) ([]string, error) {
+	pod := OnNode(s.image, s.Node, reach.Request{Secret: secret, Map: s.settings.SubnetMap(), ServeFor: int(serveFor.Seconds())})
+	pod.Labels[run] = id
+	pod, err := c.Client.CoreV1().Pods(Namespace).Create(ctx, pod, metav1.CreateOptions{})
+	if err != nil {
+		return nil, err
+	}
+	s.pod = pod.Name
+	if pod, err = Wait(ctx, c, pod, Running); err != nil {
+		return nil, err
+	}
+	return Virtual(Addresses(pod), s.settings), nil
+}
+
+// Addresses returns the addresses of a pod, at most one of each family. It drops special
+// addresses such as loopback ones, as pods of other clusters will connect to them.
+func Addresses(pod *corev1.Pod) []string {
+	var all []string
+	for _, ip := range pod.Status.PodIPs {
+		address, err := endpoint.ParseAddr(ip.IP)
+		if err == nil && !has(all, address.String()) {
+			all = append(all, address.String())
+		}
+	}
+	return all
+}
+
+// Virtual returns the addresses by which other clusters know those of a pod.
+func Virtual(addresses []string, settings inspect.Settings) []string {
+	m, all := settings.SubnetMap(), slices.Clone(addresses)
+	for i, address := range all {
+		if ip, err := netip.ParseAddr(address); err == nil {
+			all[i] = m.Virtual(ip).String()
+		}
+	}
+	return all
+}
+
+// Taken returns the addresses of a remote's pod that a cluster with these settings accepts:
+// those in its pod subnets, or all without such a setting.
+func Taken(addresses []string, settings inspect.Settings, remote string) []string {
+	bounds := settings.Prefixes(cluster.Name(remote), inspect.PodSubnets)
+	if len(bounds) == 0 {
+		return addresses
+	}
+	return slices.DeleteFunc(slices.Clone(addresses), func(address string) bool {
+		ip, err := netip.ParseAddr(address)
+		return err != nil || !inspect.Cover(bounds, []netip.Prefix{netip.PrefixFrom(ip, ip.BitLen())})
+	})
+}
+
+// Meets reports whether two pods have addresses of the same family.
+func Meets(a, b *corev1.Pod) bool {
+	return slices.ContainsFunc(Addresses(b), func(address string) bool { return has(Addresses(a), address) })
+}
+
+// asker is a pod that tests the pods of one remote.
+type asker struct {
+	from    *server
+	remote  string
+	request reach.Request
+	legs    []Leg   // begin with those of the request, in its order
+	asked   []Asked // in the order of the request
+	unasked []Asked
+	result  *reach.Result
+	err     error
+}
+
+// newAsker returns an asker on the node of a server. It tests each address of each pod of
+// the remote, if the server has an address of the same family.
+func newAsker(from *server, remote string, servers []server, plan *Plan, settings inspect.Settings) *asker {
+	a := &asker{from: from, remote: remote, request: reach.Request{Secret: plan.secret, Map: settings.SubnetMap()}}
+	var without []Leg
+	for i := range servers {
+		to := &servers[i]
+		if to.Cluster != remote {
+			continue
+		}
+		leg := Leg{From: from.NodeRef, To: to.NodeRef}
+		shared := false
+		taken := Taken(to.addresses, settings, remote)
+		for _, address := range taken {
+			if has(from.addresses, address) {
+				shared, leg.Address = true, address
+				a.request.Try, a.legs = append(a.request.Try, address), append(a.legs, leg)
+			}
+		}
+		if !shared {
+			leg.Address, leg.Untried = "", "their pods have no common address family"
+			if len(taken) < len(to.addresses) {
+				leg.Untried = fmt.Sprintf("the address %s of its pod is outside the pod subnets of %s in the settings of %s", strings.Join(to.addresses, " and "), remote, from.Cluster)
+			}
+			for _, s := range []*server{from, to} {
+				if s.err != nil {
+					leg.Untried = fmt.Sprintf("no pod runs on %s: %v", s.NodeRef, s.err)
+				}
+			}
+			without = append(without, leg)
+		}
+	}
+	a.legs = append(a.legs, without...)
+	a.request.Names = plan.Names[[2]string{from.Cluster, remote}]
+	return a
+}
+
+func has(own []string, address string) bool {
+	to, err := netip.ParseAddr(address)
+	for _, o := range own {
+		if ip, wrong := netip.ParseAddr(o); err == nil && wrong == nil && ip.Is4() == to.Is4() {
+			return true
+		}
+	}
+	return false
+}
+
+func (a *asker) ask(ctx context.Context, c *cli.Cluster) {
+	switch {
+	case a.from.err != nil:
+		a.err = fmt.Errorf("no pod runs on %s: %w", a.from.NodeRef, a.from.err)
+	case len(a.request.Try)+len(a.request.Names)+len(a.request.Asks) > 0:
+		pod := OnNode(a.from.image, a.from.Node, a.request)
+		result, err := askOne(ctx, c, pod)
+		a.result, a.err = complete(pod, &a.request, result, err)
+	}
+}
+
+// complete returns a pod's result, or an error if it lacks part of the request.
+func complete(pod *corev1.Pod, request *reach.Request, result *reach.Result, err error) (*reach.Result, error) {
+	if err == nil && (len(result.Tried) != len(request.Try) || len(result.Named) != len(request.Names)) {
+		err = fmt.Errorf("the image %s is too old for this test; set another one with --image", pod.Spec.Containers[0].Image)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return result, nil
+}
+
+// collect adds the pod's results.
+func (a *asker) collect(tried *Tried) {
+	tried.Refused.add(a.from.NodeRef, a.err)
+	for i := range a.legs {
+		leg := &a.legs[i]
+		switch {
+		case leg.Untried != "":
+		case a.result != nil:
+			leg.Try = a.result.Tried[i]
+		default:
+			leg.Untried = fmt.Sprintf("the pod on %s failed: %v", a.from.NodeRef, a.err)
+		}
+	}
+	tried.Legs = append(tried.Legs, a.legs...)
+	a.collectAsked(tried)
+	for i, name := range a.request.Names {
+		n := Name{From: a.from.NodeRef, Remote: a.remote, Name: name}
+		if a.result != nil {
+			n.Found = a.result.Named[i]
+		} else {
+			n.Untried = a.err.Error()
+		}
+		tried.Names = append(tried.Names, n)
+	}
+	if a.request.Stream != "" && a.result != nil && a.result.Streamed != nil {
+		tried.Streams = append(tried.Streams, Stream{a.from.NodeRef, a.legs[0].To, *a.result.Streamed})
+	}
+}

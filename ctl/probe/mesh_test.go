@@ -1,0 +1,157 @@
+package probe
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/reach"
+)
+
+func place(cluster, node string, addresses ...string) server {
+	return server{NodeRef: NodeRef{cluster, node}, image: "ours", addresses: addresses}
+}
+
+// TestAsker checks that each pod of a remote is tested at each address of a shared family,
+// and that others are reported with a reason.
+func TestAsker(t *testing.T) {
+	dead := place("gcp", "gcp-3")
+	dead.err = errors.New("no image")
+	servers := []server{
+		place("aws", "aws-1", "10.2.1.7", "fd00:2::7"), place("gcp", "gcp-1", "10.4.1.7", "fd00:4::7"),
+		place("gcp", "gcp-2", "10.4.2.7"), dead, place("merit", "merit-1", "10.6.1.7"),
+	}
+	a := newAsker(&servers[0], "gcp", servers, &Plan{Names: map[[2]string][]string{{"aws", "gcp"}: {"web"}, {"aws", "merit"}: {"db"}}}, nil)
+	if diff := cmp.Diff(reach.Request{Try: []string{"10.4.1.7", "fd00:4::7", "10.4.2.7"}, Names: []string{"web"}}, a.request); diff != "" {
+		t.Errorf("request (-want +got):\n%s", diff)
+	}
+	a.result = &reach.Result{Tried: []reach.Try{{RTT: 1}, {RTT: 2}, {Error: "no"}}, Named: []reach.Name{{Addresses: []string{"10.96.0.7"}}}}
+	var got Tried
+	a.collect(&got)
+	aws, gcp := servers[0].NodeRef, "gcp"
+	want := Tried{
+		Legs: []Leg{
+			{From: aws, To: NodeRef{gcp, "gcp-1"}, Address: "10.4.1.7", Try: reach.Try{RTT: 1}},
+			{From: aws, To: NodeRef{gcp, "gcp-1"}, Address: "fd00:4::7", Try: reach.Try{RTT: 2}},
+			{From: aws, To: NodeRef{gcp, "gcp-2"}, Address: "10.4.2.7", Try: reach.Try{Error: "no"}},
+			{From: aws, To: NodeRef{gcp, "gcp-3"}, Untried: "no pod runs on gcp/gcp-3: no image"},
+		},
+		Names: []Name{{From: aws, Remote: gcp, Name: "web", Found: reach.Name{Addresses: []string{"10.96.0.7"}}}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("collected (-want +got):\n%s", diff)
+	}
+}
+
+// TestAskerWithoutResult checks that the reason is reported.
+func TestAskerWithoutResult(t *testing.T) {
+	servers := []server{place("aws", "aws-1", "10.2.1.7"), place("gcp", "gcp-1", "10.4.1.7"), place("gcp", "gcp-2", "fd00:4::7")}
+	a := newAsker(&servers[0], "gcp", servers, &Plan{}, nil)
+	a.err = errors.New("not within 90s")
+	var got Tried
+	a.collect(&got)
+	var why []string
+	for _, leg := range got.Legs {
+		why = append(why, leg.To.Node+": "+leg.Untried)
+	}
+	if diff := cmp.Diff([]string{"gcp-1: the pod on aws/aws-1 failed: not within 90s", "gcp-2: their pods have no common address family"}, why); diff != "" {
+		t.Errorf("collected (-want +got):\n%s", diff)
+	}
+}
+
+func TestPick(t *testing.T) {
+	f := &inspect.Facts{Nodes: []inspect.Node{{Name: "a"}, {Name: "b", Ready: "True", OS: "windows"}, {Name: "c", Ready: "True", OS: "linux"}, {Name: "d", Ready: "True"}, {Name: "e", Ready: "True"}}}
+	if diff := cmp.Diff([]string{"c", "d"}, Pick(f, 2)); diff != "" {
+		t.Errorf("picked (-want +got):\n%s", diff)
+	}
+}
+
+// TestPodsOfPods checks that the pods have minimal privileges.
+func TestPodsOfPods(t *testing.T) {
+	pod := OnNode("ours", "aws-1", reach.Request{ServeFor: 9})
+	c := pod.Spec.Containers[0]
+	if pod.Spec.HostNetwork || pod.Spec.NodeName != "aws-1" || *pod.Spec.AutomountServiceAccountToken || len(c.SecurityContext.Capabilities.Add) > 0 || pod.Spec.ActiveDeadlineSeconds == nil {
+		t.Errorf("it is %+v", pod.Spec)
+	}
+}
+
+func TestImage(t *testing.T) {
+	installed := &inspect.Facts{Installed: inspect.Installed{Image: "there"}}
+	for _, tt := range []struct {
+		given string
+		facts *inspect.Facts
+		want  string
+	}{{"given", installed, "given"}, {"", installed, "there"}, {"", &inspect.Facts{}, ""}} {
+		got, err := (&Plan{Image: tt.given}).image(tt.facts)
+		if got != tt.want || (err == nil) != (tt.want != "") {
+			t.Errorf("got %q, %v, want %q", got, err, tt.want)
+		}
+	}
+}
+
+// TestSecretWhereImagesAreAlike checks that pods authenticate if all support it.
+func TestSecretWhereImagesAreAlike(t *testing.T) {
+	installed := func(images ...string) []*inspect.Facts {
+		var all []*inspect.Facts
+		for _, image := range images {
+			all = append(all, &inspect.Facts{Installed: inspect.Installed{Image: image}})
+		}
+		return all
+	}
+	for name, c := range map[string]struct {
+		plan Plan
+		all  []*inspect.Facts
+		want bool
+	}{
+		"one image":             {Plan{}, installed("a", "a"), true},
+		"one upgraded":          {Plan{}, installed("a", "b"), false},
+		"one that is given":     {Plan{Image: "c"}, installed("a", "b"), true},
+		"one without our image": {Plan{}, installed("a", ""), false},
+	} {
+		if got := c.plan.alike(c.all); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+	servers := []server{place("aws", "aws-1", "10.2.1.7"), place("gcp", "gcp-1", "10.4.1.7")}
+	if got := newAsker(&servers[0], "gcp", servers, &Plan{secret: "s"}, nil).request.Secret; got != "s" {
+		t.Error("the request of an asker has no secret")
+	}
+}
+
+// TestAddressesAreThoseOfPods checks that a hostile cluster can't direct another cluster's
+// pods to arbitrary addresses.
+func TestAddressesAreThoseOfPods(t *testing.T) {
+	for _, c := range []struct {
+		says, want, taken string // taken within 10.4.0.0/16 and fd00:10:4::/48
+	}{
+		{"10.4.1.2 fd00:10:4:1::2", "10.4.1.2 fd00:10:4:1::2", "10.4.1.2 fd00:10:4:1::2"},
+		{"169.254.169.254", "", ""}, {"127.0.0.1", "", ""}, {"::1", "", ""}, {"fe80::1", "", ""}, {"224.0.0.1", "", ""}, {"0.0.0.0", "", ""}, {"x", "", ""},
+		{"10.4.1.2 10.4.1.3 10.4.1.4", "10.4.1.2", "10.4.1.2"}, {"::ffff:10.4.1.2", "10.4.1.2", "10.4.1.2"}, {"::ffff:240.0.0.1", "", ""}, {"fd00:10:4:1::2%eth0", "", ""},
+		{"10.66.1.2 fd00:10:4:1::2", "10.66.1.2 fd00:10:4:1::2", "fd00:10:4:1::2"}, {"203.0.113.9", "203.0.113.9", ""},
+	} {
+		pod := &corev1.Pod{}
+		for word := range strings.FieldsSeq(c.says) {
+			pod.Status.PodIPs = append(pod.Status.PodIPs, corev1.PodIP{IP: word})
+		}
+		got := Addresses(pod)
+		taken := Taken(got, inspect.Settings{"SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16,fd00:10:4::/48"}, "gcp")
+		if strings.Join(got, " ") != c.want || strings.Join(taken, " ") != c.taken {
+			t.Errorf("of %s: %q, taken %q", c.says, got, taken)
+		}
+		if all := Taken(got, nil, "gcp"); len(all) != len(got) {
+			t.Errorf("without bounds: %q of %q", all, got)
+		}
+	}
+	servers := []server{
+		{NodeRef: NodeRef{"aws", "a"}, addresses: []string{"10.2.1.2"}},
+		{NodeRef: NodeRef{"gcp", "g"}, cluster: 1, addresses: []string{"10.66.1.2"}},
+	}
+	a := newAsker(&servers[0], "gcp", servers, &Plan{}, inspect.Settings{"SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16"})
+	if len(a.request.Try) > 0 || len(a.legs) != 1 || !strings.Contains(a.legs[0].Untried, "outside the pod subnets of gcp in the settings of aws") {
+		t.Errorf("it tries %q, and says %+v", a.request.Try, a.legs)
+	}
+}

@@ -1,0 +1,98 @@
+package status
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
+)
+
+// Import is an import of the Multi-Cluster Services API as some clusters agree on it. If
+// clusters disagree, there are several of its name.
+type Import struct {
+	Name  string   `json:"name"` // with its namespace
+	Type  string   `json:"type,omitempty"`
+	Ports []string `json:"ports,omitempty"`
+	// Exports are the clusters that export it, by precedence, with the numbers of their used
+	// endpoints.
+	Exports []string `json:"exports,omitempty"`
+	// Clusters are those that have this import, Without those that lack the namespace.
+	Clusters []string `json:"clusters"`
+	Without  []string `json:"namespaceMissing,omitempty"`
+	// Faults are conflicts, and what keeps exports from being imported.
+	Faults []string `json:"faults,omitempty"`
+}
+
+// maxImports bounds the imports of a view.
+const maxImports = 1000
+
+// imports adds the imports of all clusters.
+func (v *View) imports(clusters []*inspect.Cluster) {
+	shared := inspect.SharedImports(clusters)
+	for i := range shared {
+		s := &shared[i]
+		for _, of := range s.Views {
+			one := Import{Name: s.Name, Type: of.Type, Ports: of.Ports, Clusters: of.Clusters, Without: s.Without, Faults: importFaults(&of.Import)}
+			for _, cluster := range of.Exports {
+				one.Exports = append(one.Exports, fmt.Sprintf("%s (%d)", cluster, of.Endpoints[cluster]))
+			}
+			for _, fault := range one.Faults {
+				v.wrong(of.Clusters[0], "%s: import %s: %s", strings.Join(of.Clusters, ", "), s.Name, fault)
+			}
+			if len(v.Imports) < maxImports {
+				v.Imports = append(v.Imports, one)
+			}
+		}
+		if what := s.Disagree(); what != "" {
+			v.wrong(s.Views[0].Clusters[0], "import %s differs between clusters: %s", s.Name, what)
+		}
+	}
+	for _, c := range clusters {
+		if report, _ := c.ImportReport(); report != nil && report.Error != "" && len(shared) > 0 {
+			v.wrong(c.Name, "%s: imports: %s", c.Name, report.Error)
+		}
+	}
+}
+
+// importFaults describes the conflicts and faults of an import.
+func importFaults(i *status.Import) []string {
+	var all []string
+	for _, conflict := range i.Conflicts {
+		all = append(all, "conflict with "+conflict.Cluster+": "+conflict.What)
+	}
+	for _, cluster := range slices.Sorted(maps.Keys(i.Faults)) {
+		all = append(all, "the export of "+cluster+": "+i.Faults[cluster])
+	}
+	if i.Held != "" {
+		all = append(all, i.Held)
+	}
+	return all
+}
+
+func (v *View) importsText(b *strings.Builder) {
+	if len(v.Imports) == 0 {
+		return
+	}
+	rows := [][]string{importColumns()}
+	for i := range v.Imports {
+		rows = append(rows, v.Imports[i].Cells())
+	}
+	table(b, rows)
+}
+
+func importColumns() []string {
+	return []string{"IMPORT", "TYPE", "PORTS", "EXPORTED BY", "IMPORTED IN", "NO NAMESPACE IN", "FAULTS"}
+}
+
+// Cells returns the import as a row.
+func (i *Import) Cells() []string {
+	join := func(list []string) string { return strings.Join(list, ", ") }
+	faults := ""
+	if len(i.Faults) > 0 {
+		faults = some(i.Faults[:1], len(i.Faults))
+	}
+	return []string{i.Name, i.Type, join(i.Ports), join(i.Exports), join(i.Clusters), join(i.Without), faults}
+}

@@ -1,0 +1,219 @@
+package verify
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
+)
+
+const about = `Tests connections between temporary pods of joined clusters, in both directions, and prints
+the expected and the actual results: whether pods answer, whether they see the pod's own
+source address, or the virtual one, whether full-size packets get through, the latency, the throughput of a TCP
+stream, and whether names of mirrored services are resolved. With semaphore-policy and
+Calico it then guards the pods with a network policy that admits a network set: a pod
+without the label must be denied, and one with it admitted.
+
+The pods run in kube-system, on --nodes nodes of each cluster, with the installed image.
+The policy selects only these pods. Pods and policy are deleted at the end, also after an
+interruption; the next run deletes those of a killed one.
+
+Exit codes: 0 all results are as expected; 1 some aren't; 2 some tests couldn't be run.
+Tests that don't apply, such as names without a mirror, are printed as not tried and don't
+affect the exit code.`
+
+// skippable returns the values of --skip.
+func skippable() []string { return []string{throughput, name, "policy"} }
+
+// Command is "semaphorectl verify".
+func Command(s *cli.Session) *cobra.Command {
+	plan, output, skip := probe.Plan{}, "", []string(nil)
+	cmd := &cobra.Command{
+		Use:   "verify CLUSTER CLUSTER...",
+		Short: "Test connections between pods of joined clusters",
+		Long:  about,
+		Example: `  semaphorectl verify aws gcp
+  semaphorectl verify aws gcp --nodes 10 -o json
+  semaphorectl verify aws gcp --skip throughput,policy`,
+		Args:              cobra.MinimumNArgs(2),
+		ValidArgsFunction: s.CompleteClusters,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := check(output, skip, plan.Nodes); err != nil {
+				return cli.Usage(err)
+			}
+			clusters, err := s.Clusters(args)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := s.Context(cmd.Context())
+			defer cancel()
+			unwanted := slices.Clone(skip)
+			if slices.Contains(skip, "policy") {
+				unwanted = append(unwanted, policy)
+			}
+			s.Say("testing %s with temporary pods in %s", strings.Join(args, ", "), probe.Namespace)
+			report, err := run(ctx, s, clusters, plan, unwanted)
+			if ctx.Err() != nil {
+				return errors.Join(context.Cause(ctx), err)
+			}
+			if err != nil {
+				return err
+			}
+			if err := report.print(s.Out, output); err != nil {
+				return fmt.Errorf("print: %w", err)
+			}
+			return cli.Judged(report.Verdict == Wrong, report.Verdict == Unknown)
+		},
+	}
+	fs := cmd.Flags()
+	fs.IntVar(&plan.Nodes, "nodes", 3, fmt.Sprintf("number of nodes of each cluster that run pods, at most %d", probe.MaxNodes))
+	fs.StringVar(&plan.Image, "image", "", "image of the pods (default: the installed image)")
+	fs.StringSliceVar(&skip, "skip", nil, "tests to skip: "+strings.Join(skippable(), ", "))
+	fs.StringVarP(&output, "output", "o", "", "output format: json")
+	for flag, words := range map[string][]string{"output": {"json"}, "skip": skippable()} {
+		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // Both flags exist.
+	}
+	return cmd
+}
+
+func check(output string, skip []string, nodes int) error {
+	var errs []error
+	if output != "" && output != "json" {
+		errs = append(errs, fmt.Errorf("-o %q: json", output))
+	}
+	for _, what := range skip {
+		if !slices.Contains(skippable(), what) {
+			errs = append(errs, fmt.Errorf("--skip %s: expected %s", what, strings.Join(skippable(), ", ")))
+		}
+	}
+	if nodes < 1 || nodes > probe.MaxNodes {
+		errs = append(errs, fmt.Errorf("--nodes %d: 1 to %d", nodes, probe.MaxNodes))
+	}
+	return errors.Join(errs...)
+}
+
+// run reads clusters, runs the tests, and judges the results.
+func run(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, plan probe.Plan, skip []string) (*Report, error) {
+	known, all := make([]cluster, len(clusters)), inspect.ReadAll(ctx, clusters)
+	var group sync.WaitGroup
+	for i, c := range clusters {
+		group.Go(func() {
+			known[i] = know(ctx, c, all[i])
+			if n := len(all[i].Nodes); n > plan.Nodes {
+				s.Say("%s: pods on %d of its %d nodes, see --nodes", c.Name, min(plan.Nodes, known[i].nodes), n)
+			}
+		})
+	}
+	group.Wait()
+	plan.Throughput = !slices.Contains(skip, throughput)
+	plan.Names, plan.Guards = map[[2]string][]string{}, map[string]*probe.Guard{}
+	for i := range known {
+		if known[i].guard != nil && !slices.Contains(skip, policy) {
+			plan.Guards[known[i].name] = known[i].guard
+		}
+		for j := range known {
+			if i != j && !slices.Contains(skip, name) {
+				plan.Names[[2]string{known[i].name, known[j].name}] = known[i].pick(known[j].name)
+			}
+		}
+	}
+	tried, err := probe.Mesh(ctx, clusters, all, plan)
+	if tried == nil {
+		return nil, err
+	}
+	return judge(known, tried, skip), err
+}
+
+// Label and annotations of mirrors (docs/service-mirror.md).
+const (
+	mirrored = "mirrored-svc=true"
+	mark     = "mirror.semaphore.uw.io/"
+)
+
+// maxNames bounds the resolved names of each remote.
+const maxNames = 3
+
+func know(ctx context.Context, c *cli.Cluster, f *inspect.Facts) cluster {
+	k := cluster{
+		name: c.Name, nodes: len(probe.Pick(f, probe.MaxNodes)), mirror: slices.Contains(f.Installed.Tools, manifests.Mirror),
+		subnets: f.Installed.Settings.SubnetMap(), addresses: map[string]string{}, named: map[string]int{},
+	}
+	k.guard, k.state, k.unguarded = guard(ctx, c, f)
+	if len(f.Unread) > 0 {
+		k.unread = errors.Join(f.Unread...).Error()
+	}
+	if !k.mirror {
+		return k
+	}
+	err := cli.List(ctx, c.Client.CoreV1().Services(cli.Namespace), metav1.ListOptions{LabelSelector: mirrored}, func(svc *corev1.Service) error {
+		remote := svc.Annotations[mark+"cluster"]
+		if remote == "" || svc.Annotations[mark+"name"] == "" || k.named[remote] >= maxNames {
+			return nil
+		}
+		ip := svc.Spec.ClusterIP
+		if ip == "None" {
+			return nil // Headless: without ready pods it has no addresses.
+		}
+		k.addresses[svc.Annotations[mark+"name"]+"."+svc.Annotations[mark+"namespace"]+".svc.cluster."+remote] = ip
+		k.named[remote]++
+		return nil
+	})
+	if err != nil {
+		k.unlisted = "list services of " + cli.Namespace + ": " + err.Error()
+	}
+	return k
+}
+
+// pick returns the names of a remote's services.
+func (c *cluster) pick(remote string) []string {
+	var picked []string
+	for n := range c.addresses {
+		if strings.HasSuffix(n, ".svc.cluster."+remote) {
+			picked = append(picked, n)
+		}
+	}
+	slices.Sort(picked)
+	return picked
+}
+
+func (r *Report) print(to io.Writer, output string) error {
+	if output == "json" {
+		body, err := json.MarshalIndent(r, "", "  ")
+		if err == nil {
+			_, err = to.Write(append(printable.JSON(body), '\n'))
+		}
+		return err
+	}
+	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
+	_, err := fmt.Fprintln(w, "FROM\tTO\tWHAT\tEXPECTED\tFOUND\t")
+	for i := range r.Rows {
+		row := &r.Rows[i]
+		mark := map[State]string{Right: "✓", Wrong: "✗ wrong: ", Unknown: "? not known: ", Untried: "- not tried: "}[row.State]
+		if row.State == Right {
+			mark += " "
+		}
+		cells := []string{row.From, strings.TrimSpace(row.To + " " + row.Address), row.What, row.Expected, row.Found}
+		for i, cell := range cells {
+			cells[i] = printable.Text(cmp.Or(cell, "-"), printable.Short)
+		}
+		cells[len(cells)-1] = mark + cells[len(cells)-1]
+		_, _ = fmt.Fprintln(w, strings.Join(cells, "\t")) // Flush returns the error.
+	}
+	return errors.Join(err, w.Flush())
+}
