@@ -24,16 +24,16 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
-	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
-	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/enginetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine"
-	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/enginetest"
 )
 
 // insideVariable is set for a test process in its own namespaces.

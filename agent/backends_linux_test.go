@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 )
 
 // TestBackendChangesUnderTraffic restarts an agent with the other backend, and back

@@ -20,10 +20,10 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
-	"github.com/kube-semaphore/kube-semaphore/internal/report/reporttest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/reporttest"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/peers/shards"

@@ -21,9 +21,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
-	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 

@@ -18,9 +18,9 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
-	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
 	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 )
 

@@ -16,7 +16,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
-	"github.com/kube-semaphore/kube-semaphore/internal/texttest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/texttest"
 	"github.com/kube-semaphore/kube-semaphore/internal/virtual"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 	"github.com/kube-semaphore/kube-semaphore/mirror/withdrawal"

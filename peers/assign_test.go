@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/texttest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/texttest"
 )
 
 // TestAssign runs the cases of testdata/assign, whose README.md describes their format.

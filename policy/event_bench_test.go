@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 )
 
 // BenchmarkEvent is all that is computed when one pod of many gets another address,

@@ -16,8 +16,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
-	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
 )
 
 // elsewhere is the number of another program's table, whose default routes lead to the uplink.

@@ -16,9 +16,9 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
-	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
 )
 
 // repairTime bounds the wait for a notification and the repair. Both take milliseconds; a

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/texttest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/texttest"
 )
 
 // TestScripts runs the cases of testdata/routes, whose README.md describes their format.

@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
-	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/enginetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/enginetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 )
 
 // A request is a call for an agent.

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/crypto/chacha20poly1305"
 	"golang.zx2c4.com/wireguard/device"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
-	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
 )
 
 // A node whose clock is behind after a boot sends initiations with older timestamps than

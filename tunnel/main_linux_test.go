@@ -16,10 +16,10 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/enginetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
-	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/enginetest"
 )
 
 // Roles of this test binary, chosen with an environment variable.

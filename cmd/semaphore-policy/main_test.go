@@ -7,10 +7,10 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/docs"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/manager"
-	"github.com/kube-semaphore/kube-semaphore/internal/report/reporttest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/reporttest"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 

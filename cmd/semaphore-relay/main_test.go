@@ -6,7 +6,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/docs"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 )
 
 // TestMetricsAreDocumented holds the program's metrics against docs/metrics.md.

@@ -16,8 +16,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 )
 
 // token has the form of an API server's token.

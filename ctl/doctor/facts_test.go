@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
-	"github.com/kube-semaphore/kube-semaphore/ctl/inspect/inspecttest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
-	"github.com/kube-semaphore/kube-semaphore/internal/texttest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/inspecttest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/texttest"
 )
 
 // TestFacts runs the cases of testdata/facts, whose README.md describes their format.

@@ -7,9 +7,9 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
-	"github.com/kube-semaphore/kube-semaphore/ctl/inspect/inspecttest"
 	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/inspecttest"
 )
 
 // tries returns the results of pods on the first node of each cluster, without faults.

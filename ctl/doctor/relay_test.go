@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
-	"github.com/kube-semaphore/kube-semaphore/ctl/inspect/inspecttest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/inspecttest"
 )
 
 // TestRelay has faults of semaphore-relay, each of which has one cause.

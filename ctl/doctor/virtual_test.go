@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
-	"github.com/kube-semaphore/kube-semaphore/ctl/inspect/inspecttest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/inspecttest"
 )
 
 // twins are aws and gcp with two nodes each, whose pods have the same addresses and other

@@ -18,7 +18,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 )
 
 // token returns a token of an account, bound to the Secret of the same name.

@@ -23,7 +23,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 )
 
 const (

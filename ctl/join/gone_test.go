@@ -14,7 +14,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 )
 
 // TestOnlyWhatIsGoneIsGone asks nodes whether they reach the API server of a cluster that is

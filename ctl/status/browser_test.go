@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/ctl/inspect/inspecttest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/inspecttest"
 )
 
 // hostile is a name that would run scripts if it weren't escaped for its context.

@@ -17,8 +17,8 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
-	"github.com/kube-semaphore/kube-semaphore/ctl/inspect/inspecttest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/inspecttest"
 )
 
 var now = inspecttest.Now

@@ -19,9 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/enginetest"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
-	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/enginetest"
 )
 
 // sideVariable makes this program a side if set.

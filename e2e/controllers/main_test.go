@@ -1,6 +1,6 @@
 // Package controllers_test runs the controllers of semaphore-service-mirror and
 // semaphore-policy on real API servers, with the accounts and rights of deploy/. Unit tests
-// of mirror and policy run on API servers in memory (internal/kube/kubetest).
+// of mirror and policy run on API servers in memory (internal/testing/kubetest).
 package controllers_test
 
 import (

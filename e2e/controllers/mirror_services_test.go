@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )

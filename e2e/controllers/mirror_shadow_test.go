@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 

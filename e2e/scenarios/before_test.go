@@ -19,7 +19,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 )
 
 // TestMovingFromTheReleaseBefore replaces an agent of the previous release, which doesn't

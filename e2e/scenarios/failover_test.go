@@ -20,9 +20,9 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 )
 
 // failover is a mesh of two nodes in each of two clusters. In gcp the service mirror

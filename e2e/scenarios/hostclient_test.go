@@ -18,7 +18,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 )
 
 // putAbroad creates objects in c like the service mirror: a dual-stack service without a

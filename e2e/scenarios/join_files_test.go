@@ -24,7 +24,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 )
 
 // TestFilesOfJoin applies the files of "semaphorectl join --output yaml" with kubectl to empty

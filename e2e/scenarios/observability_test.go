@@ -13,7 +13,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/docs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 )
 
 // TestOperatorsView inspects a mesh with the command "status" and the documented commands.

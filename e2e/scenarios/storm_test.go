@@ -12,7 +12,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/clientset"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/clientset"
 )
 
 // TestManyAgentsMakeFewEvents lets 300 agents report the same at the same moment,

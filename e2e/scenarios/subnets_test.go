@@ -17,7 +17,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 )
 
 // sharing are two clusters whose nodes and pods have addresses in the same subnets, as with

@@ -23,7 +23,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
-	"github.com/kube-semaphore/kube-semaphore/internal/process/processtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/processtest"
 )
 
 // Ports of a control plane on its underlay addresses.

@@ -20,7 +20,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 )
 
 // child makes the test binary the process that the tests of this file kill: its

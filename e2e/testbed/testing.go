@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 )
 
 // Start creates a testbed for a test and closes it at its end. It builds the

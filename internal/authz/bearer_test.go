@@ -19,8 +19,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/clientset"
-	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/clientset"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
 )
 
 // reviewer is an API server that knows the tokens "good" and "weak", of which the

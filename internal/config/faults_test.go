@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/texttest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/texttest"
 )
 
 // TestFaults runs the cases of testdata/faults, whose README.md describes their format.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
 )
 
 func newLog() (*Log, *logtest.Buffer) {

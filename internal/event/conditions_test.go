@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/clientset"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/clientset"
 )
 
 // conditions returns conditions with the given IDs.

@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/clientset"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/clientset"
 )
 
 var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)

@@ -19,7 +19,7 @@ import (
 	"go.uber.org/goleak"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 )
 
 // apiServer speaks what client-go needs of Kubernetes' protocol for nodes:

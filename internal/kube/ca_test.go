@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/util/connrotation"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
 )
 
 // watchOver starts a watch through a transport that reloads its access at an interval.

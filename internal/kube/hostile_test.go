@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
 )
 
 // hostileBounds are small, so that most of them are reached in seconds.

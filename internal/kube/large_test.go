@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
 )
 
 // realisticNode is as large as nodes are: with images, conditions, capacity and

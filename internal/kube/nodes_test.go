@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
-	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
 )
 
 // unstreamed reads without streamed lists.

@@ -19,9 +19,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
-	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
 )
 
 // serve runs servers on free ports of the loopback and returns their URLs.

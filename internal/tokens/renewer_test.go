@@ -22,8 +22,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/clientset"
-	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/clientset"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
 )
 
 const wireguard = "semaphore-wireguard-remotes"

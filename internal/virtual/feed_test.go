@@ -18,10 +18,10 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
-	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
 )
 
 // bed is a feed of an API server in memory.

@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
-	"github.com/kube-semaphore/kube-semaphore/internal/report/reporttest"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/reporttest"
 )
 
 func TestShow(t *testing.T) {

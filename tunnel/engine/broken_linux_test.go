@@ -11,9 +11,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
-	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
-	"github.com/kube-semaphore/kube-semaphore/internal/process/processtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/processtest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 

@@ -19,11 +19,11 @@ import (
 	"golang.zx2c4.com/wireguard/tun/tuntest"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/logtest"
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
-	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/enginetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
-	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/enginetest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/handover"
 )
 

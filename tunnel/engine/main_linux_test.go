@@ -12,9 +12,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/enginetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
-	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/enginetest"
 )
 
 // insideVariable is set in a test process with namespaces of its own.

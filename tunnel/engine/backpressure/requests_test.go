@@ -18,7 +18,7 @@ import (
 	"golang.zx2c4.com/wireguard/tun/tuntest"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
 )
 
 func TestRequestsDiscardKeepalives(t *testing.T) {

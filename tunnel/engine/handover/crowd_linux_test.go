@@ -14,8 +14,8 @@ import (
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
-	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
 )
 
 // socket is a conn.Bind of which a thousand fit into memory.

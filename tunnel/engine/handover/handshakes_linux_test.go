@@ -12,7 +12,7 @@ import (
 	"golang.org/x/crypto/blake2s"
 	"golang.zx2c4.com/wireguard/device"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
 )
 
 // passage is a tunnel of a node with a remote, and the path between them.

@@ -8,7 +8,7 @@ import (
 
 	"golang.zx2c4.com/wireguard/device"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
 )
 
 // An attacker on the path sends recorded and forged messages during the hand-over, from an

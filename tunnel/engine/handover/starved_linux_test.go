@@ -17,8 +17,8 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/tun"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
-	"github.com/kube-semaphore/kube-semaphore/internal/process/processtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/processtest"
 )
 
 // stepsVariable is in the environment of an engine that says which step of a hand-over

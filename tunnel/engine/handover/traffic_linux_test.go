@@ -21,8 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/device"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/nstest"
-	"github.com/kube-semaphore/kube-semaphore/internal/polltest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
 )
 
 // marker is in everything that is sent through the tunnel.

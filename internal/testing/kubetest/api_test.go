@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/kube/kubetest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 )
 
 // bubble runs a test with an API server and a client of its Services.
