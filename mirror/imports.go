@@ -248,6 +248,7 @@ func (o *ObservedImport) offer() mcs.Offer {
 	offer := mcs.Offer{Export: &mcs.Export{Labels: maps.Clone(o.labels), Annotations: maps.Clone(o.annots)}, Headless: o.spec.Type == v1beta1.Headless}
 	delete(offer.Labels, mcs.LabelImported)
 	delete(offer.Annotations, mcs.AnnotExports)
+	delete(offer.Annotations, mcs.AnnotDerived)
 	if c := o.spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
 		offer.AffinityTimeout = *c.ClientIP.TimeoutSeconds
 	}

@@ -317,6 +317,9 @@ func (b *importBed) testImport(t *testing.T) {
 		i := b.imported(t, c, ns, "web", b.origins(t, b.aws, ns)...)
 		derived, err := c.Client().CoreV1().Services(ns).Get(t.Context(), mcs.DerivedName(ns, "web"), metav1.GetOptions{})
 		must(t, err)
+		if i.Annotations["multicluster.kubernetes.io/derived-service"] != derived.Name {
+			t.Errorf("%s: annotations %v", c.Name, i.Annotations)
+		}
 		if !slices.Equal(i.Spec.IPs, derived.Spec.ClusterIPs) || !slices.Equal(i.Spec.IPFamilies, derived.Spec.IPFamilies) || len(i.Spec.IPs) != 2 {
 			t.Errorf("%s: addresses %v %v, those of the derived Service %v %v", c.Name, i.Spec.IPs, i.Spec.IPFamilies, derived.Spec.ClusterIPs, derived.Spec.IPFamilies)
 		}

@@ -42,13 +42,21 @@ const (
 	maxExportedBytes = 16 << 10
 )
 
-// notCopied are domains of labels and annotations by which other tools find objects that are
-// theirs, and remove those that shouldn't exist.
+// notCopied are domains, each with all below it, of labels and annotations by which tools find the
+// objects that are theirs, and delete those that they don't know: those of Kubernetes, with
+// app.kubernetes.io/instance and managed-by, applysets and owning-inventory, of this API, of this
+// program, and of Argo CD, Flux, Helm, kapp, Rancher (objectset) and Config Sync.
 //
 //nolint:gochecknoglobals // Go has no constants of this type.
 var notCopied = []string{
-	"mirror.semaphore.uw.io", "multicluster.kubernetes.io", "multicluster.x-k8s.io",
-	"kubectl.kubernetes.io", "argocd.argoproj.io", "kustomize.toolkit.fluxcd.io", "helm.toolkit.fluxcd.io", "meta.helm.sh",
+	"kubernetes.io", "k8s.io", "x-k8s.io", "semaphore.uw.io",
+	"argoproj.io", "fluxcd.io", "helm.sh", "k14s.io", "cattle.io", "configmanagement.gke.io", "configsync.gke.io",
+}
+
+// copied reports whether a label or annotation of an export is one of its imports.
+func copied(key string) bool {
+	domain, _, _ := strings.Cut(key, "/")
+	return !slices.ContainsFunc(notCopied, func(d string) bool { return domain == d || strings.HasSuffix(domain, "."+d) })
 }
 
 // TrimExport trims a ServiceExport. Own is whether it is one of the local cluster.
@@ -73,9 +81,8 @@ func (x *Export) exported(all map[string]string, left *int, valid func(value str
 	var some map[string]string
 	for _, key := range slices.Sorted(maps.Keys(all)) {
 		value := all[key]
-		domain, _, _ := strings.Cut(key, "/")
 		size := len(key) + len(value)
-		if len(validation.IsQualifiedName(key)) > 0 || !valid(value) || slices.Contains(notCopied, domain) || size > *left || len(some) == maxExportedKeys {
+		if len(validation.IsQualifiedName(key)) > 0 || !valid(value) || !copied(key) || size > *left || len(some) == maxExportedKeys {
 			if len(x.NotCopied) < maxNamed {
 				x.NotCopied = append(x.NotCopied, printable.Text(key, maxShown))
 			}

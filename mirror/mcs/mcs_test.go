@@ -90,8 +90,10 @@ func TestMerge(t *testing.T) {
 			if got := strings.Join(reasons, ","); names(i.Ports) != c.ports || typeOf(i.Headless) != c.kind || got != c.reasons {
 				t.Errorf("ports %s, type %s, conflicts %s", names(i.Ports), typeOf(i.Headless), got)
 			}
-			if o := i.Object("shop", "web", nil, nil); o.Spec.Type != c.kind || o.Spec.Ports == nil {
-				t.Errorf("object %+v", o.Spec)
+			o := i.Object("shop", "web", nil, nil)
+			derived := map[v1beta1.ServiceImportType]string{v1beta1.ClusterSetIP: DerivedName("shop", "web")}[c.kind]
+			if o.Spec.Type != c.kind || o.Spec.Ports == nil || o.Annotations["multicluster.kubernetes.io/derived-service"] != derived {
+				t.Errorf("object %+v %+v", o.Annotations, o.Spec)
 			}
 		})
 	}
@@ -191,6 +193,29 @@ func TestTrimExport(t *testing.T) {
 	}, false)
 	if !maps.Equal(x.Labels, map[string]string{"a": "b"}) || len(x.Annotations) != maxExportedKeys || len(x.NotCopied) != maxNamed || len(x.Mark) != markLength || x.Cluster != "" {
 		t.Errorf("%v, %d annotations, not copied %v, mark %s", x.Labels, len(x.Annotations), x.NotCopied, x.Mark)
+	}
+}
+
+// Labels and annotations by which tools find and delete their objects stay with the export.
+func TestWhatToolsPruneByIsNotCopied(t *testing.T) {
+	kept, left := map[string]string{}, map[string]string{}
+	for _, key := range []string{"team", "example.com/team", "notkubernetes.io/team", "k8s.io.example.com/team", "networking.istio.io/exportTo"} {
+		kept[key] = "x"
+	}
+	for _, key := range []string{
+		"app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "applyset.kubernetes.io/part-of", "kubernetes.io/team",
+		"kubectl.kubernetes.io/last-applied-configuration", "config.k8s.io/owning-inventory", "k8s.io/team", "multicluster.x-k8s.io/team",
+		"multicluster.kubernetes.io/derived-service", "mirror.semaphore.uw.io/imported", "kapp.k14s.io/app", "kapp.k14s.io/association",
+		"objectset.rio.cattle.io/hash", "objectset.rio.cattle.io/id", "argocd.argoproj.io/instance", "argocd.argoproj.io/tracking-id",
+		"kustomize.toolkit.fluxcd.io/name", "helm.toolkit.fluxcd.io/name", "helm.sh/chart", "meta.helm.sh/release-name", "configmanagement.gke.io/managed",
+	} {
+		left[key] = "x"
+	}
+	all := maps.Clone(kept)
+	maps.Copy(all, left)
+	x := TrimExport(&v1beta1.ServiceExport{Spec: v1beta1.ServiceExportSpec{ExportedLabels: all, ExportedAnnotations: all}}, false)
+	if !maps.Equal(x.Labels, kept) || !maps.Equal(x.Annotations, kept) {
+		t.Errorf("labels %v, annotations %v", x.Labels, x.Annotations)
 	}
 }
 

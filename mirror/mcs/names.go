@@ -21,6 +21,9 @@ const (
 	LabelImported = Prefix + "imported"
 	// AnnotImport is the name of the import that a derived Service is for.
 	AnnotImport = Prefix + "import"
+	// AnnotDerived has the name of the derived Service of an import. Implementations of the Gateway
+	// API find it there: the annotation is that of the API's reference implementation.
+	AnnotDerived = "multicluster.kubernetes.io/derived-service"
 	// AnnotExports has the exports that an import was computed from, the first one first.
 	AnnotExports = Prefix + "exports"
 )

@@ -20,6 +20,9 @@ func (i *Import) Object(namespace, name string, ips []string, families []corev1.
 		annotations = map[string]string{}
 	}
 	labels[LabelImported], annotations[AnnotExports] = "true", FormatIncumbents(i.Exports)
+	if !i.Headless { // only then it has a derived Service
+		annotations[AnnotDerived] = DerivedName(namespace, name)
+	}
 	o := &v1beta1.ServiceImport{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1beta1.GroupVersion.String(), Kind: v1beta1.ServiceImportKindName},
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: labels, Annotations: annotations},
