@@ -58,6 +58,10 @@ type Remote struct {
 	// PodSubnets overlap neither each other nor those of another remote. They may be empty
 	// for the mirror and policy, which then accept any address.
 	PodSubnets Subnets `envconfig:"POD_SUBNETS" file:"remote.podSubnet" holds:"pods" desc:"the remote's pod subnets, IPv4 and IPv6, comma-separated (required by semaphore-wireguard)"`
+	// PodSubnetsMap maps the remote's pod subnets to the virtual ones of PodSubnets, see its
+	// method Virtual. It is a setting, and not what the remote says: nothing that its nodes
+	// publish changes which addresses are accepted, and whose they are.
+	PodSubnetsMap SubnetMap `envconfig:"POD_SUBNETS_MAP" file:"remote.podSubnetsMap" desc:"the remote's SEMAPHORE_POD_SUBNETS_MAP, whose virtual subnets are in _POD_SUBNETS (default: none, its pods have the same addresses everywhere)"`
 	// PodSubnetsFrom is the setting that PodSubnets were read from, for errors.
 	PodSubnetsFrom string        `ignored:"true"`
 	NodeSubnets    Subnets       `envconfig:"NODE_SUBNETS" file:"remote.nodeSubnets" holds:"nodes" desc:"subnets that endpoints of the remote's nodes must lie in, IPv4 and IPv6, comma-separated; used by semaphore-wireguard (default: any address outside this cluster)"`

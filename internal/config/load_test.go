@@ -553,6 +553,46 @@ func TestPodSubnetsMap(t *testing.T) {
 	}
 }
 
+// TestPodSubnetsMapOfARemote checks the map of a remote against its pod subnets, in all programs.
+func TestPodSubnetsMapOfARemote(t *testing.T) {
+	const name, subnets = "SEMAPHORE_REMOTE_ON_PREM_POD_SUBNETS_MAP", "SEMAPHORE_REMOTE_ON_PREM_POD_SUBNETS"
+	const both = "10.4.0.0/16=100.64.0.0/16,10.5.0.0/16=100.65.0.0/16"
+	for what, c := range map[string]struct {
+		subnets, subnetMap string
+		want               string // part of the error; empty: none
+	}{
+		"none":                            {"10.6.0.0/16", "", ""},
+		"of one subnet":                   {"100.64.0.0/16", "10.4.0.0/16=100.64.0.0/16", ""},
+		"of several and both families":    {"100.64.0.0/16,100.65.0.0/16,fd00:c9::/48,10.9.0.0/16", both + ",fd00:4::/48=fd00:c9::/48", ""},
+		"of which a part is accepted":     {"100.64.0.0/18,100.64.128.0/18", "10.4.0.0/16=100.64.0.0/16", ""},
+		"of merged virtual subnets":       {"100.64.0.0/15", both, name + ": 100.64.0.0/15 of " + subnets + " has more than the virtual subnet 100.64.0.0/16: list each"},
+		"of real subnets":                 {"10.4.0.0/15", "10.5.0.0/16=100.65.0.0/16", name + ": 10.4.0.0/15 of " + subnets + " overlaps 10.5.0.0/16, which is known here as 100.65.0.0/16"},
+		"of subnets that aren't accepted": {"100.64.0.0/16", both, name + ": the virtual subnet 100.65.0.0/16 is not in " + subnets},
+		"of two subnets to one":           {"100.64.0.0/16", "10.4.0.0/16=100.64.0.0/16,10.5.0.0/16=100.64.0.0/16", name + ": 100.64.0.0/16 of 10.5.0.0/16=100.64.0.0/16 overlaps"},
+		"that isn't one":                  {"100.64.0.0/16", "10.4.0.0/16", name + `: "10.4.0.0/16" is not a pair`},
+	} {
+		t.Run(what, func(t *testing.T) {
+			if c.subnetMap == "" {
+				c.subnetMap = "-"
+			}
+			setenv(t, env(subnets, c.subnets, name, c.subnetMap))
+			wireguard, _, errWireguard := LoadWireguard(nil)
+			mirror, _, errMirror := LoadMirror([]string{"-mirror-ns", "sys"})
+			policy, _, errPolicy := LoadPolicy(nil)
+			for _, cfg := range []Base{wireguard.Base, mirror.Base, policy.Base} {
+				if c.want == "" && (len(cfg.Remotes) != 2 || cfg.Remotes[1].PodSubnetsMap.String() != strings.TrimPrefix(c.subnetMap, "-")) {
+					t.Errorf("remotes %+v, want the map %s", cfg.Remotes, c.subnetMap)
+				}
+			}
+			for program, err := range map[string]error{"wireguard": errWireguard, "mirror": errMirror, "policy": errPolicy} {
+				if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+					t.Errorf("%s: error %v, want %q", program, err, c.want)
+				}
+			}
+		})
+	}
+}
+
 // manyMappings returns a map of so many subnets.
 func manyMappings(n int) string {
 	texts := make([]string, n)

@@ -63,6 +63,7 @@ func (r *rawRemote) parse(f *faults, position int, need needs) {
 	} else if need.wireguard {
 		f.add(subnets.origin, "required: the pod subnets of %s, such as 10.4.0.0/16", r.Name)
 	}
+	r.checkSubnetMap(f)
 	if six := slices.IndexFunc(r.PodSubnets, func(p netip.Prefix) bool { return p.Addr().Is6() }); six >= 0 && r.MTU > 0 && r.MTU < minMTU6 {
 		f.add(r.origin(&r.MTU), "%d is less than %d, which IPv6 needs for %s", r.MTU, minMTU6, r.PodSubnets[six])
 	}

@@ -25,7 +25,13 @@ func (m Mapping) String() string { return m.Real.String() + "=" + m.Virtual.Stri
 
 // SubnetMap is how other clusters know the addresses of a cluster's pods, in text such as
 // 10.0.0.0/16=10.201.0.0/16,fd00:4::/48=fd00:c9::/48. It is sorted, none of its subnets
-// overlap, and subnets without a mapping are known as they are.
+// overlap, and subnets without a mapping are known as they are. So each address has one
+// translation, and no two have the same one. The nil map translates nothing.
+//
+// Who reads the objects of a remote translates what these say of pods with the remote's
+// PodSubnetsMap, and then checks the result against its PodSubnets:
+//
+//	a := remote.PodSubnetsMap.Virtual(endpoint.Address)
 type SubnetMap []Mapping
 
 // Decode implements envconfig.Decoder. The error joins those of all items.
@@ -150,6 +156,27 @@ func (m SubnetMap) Virtuals() []netip.Prefix {
 		all = append(all, mapping.Virtual)
 	}
 	return all
+}
+
+// checkSubnetMap checks the map of a remote against its pod subnets, which must have the virtual
+// ones, or parts of them, in place of the real ones.
+func (r *rawRemote) checkSubnetMap(f *faults) {
+	origin, subnets := r.origin(&r.PodSubnetsMap), r.of(&r.PodSubnets).origin
+	for _, m := range r.PodSubnetsMap {
+		known := false
+		for _, p := range r.PodSubnets {
+			switch {
+			case p.Overlaps(m.Real):
+				f.add(origin, "%s of %s overlaps %s, which is known here as %s: list that instead", p, subnets, m.Real, m.Virtual)
+			case p.Overlaps(m.Virtual) && p.Bits() < m.Virtual.Bits():
+				f.add(origin, "%s of %s has more than the virtual subnet %s: list each virtual subnet by itself", p, subnets, m.Virtual)
+			}
+			known = known || p.Overlaps(m.Virtual)
+		}
+		if !known {
+			f.add(origin, "the virtual subnet %s is not in %s", m.Virtual, subnets)
+		}
+	}
 }
 
 // checkSubnetMap checks the map of this cluster against the other settings. Other clusters' nodes

@@ -15,6 +15,7 @@ remotes:
   maxSlices: MAX_SLICES
   nodeSubnets: NODE_SUBNETS
   podSubnets: POD_SUBNETS
+  podSubnetsMap: POD_SUBNETS_MAP
   resyncPeriod: RESYNC_PERIOD
   servicePrefix: SERVICE_PREFIX
   staleAfter: STALE_AFTER
