@@ -36,14 +36,15 @@ ENV CGO_ENABLED=0 GOFLAGS="-trimpath -buildvcs=false"
 
 # Modules change seldom: a layer of their own, and a cache beside it.
 COPY go.mod go.sum ./
+COPY tools/go.mod tools/go.sum tools/
 RUN --mount=type=cache,target=/go/pkg/mod \
-    go mod download
+    go mod download && go -C tools mod download
 
 # Most licences of what is linked ask that their text goes along. The tool runs
 # here, whatever the image is for; it lists what is linked on any architecture.
 COPY --from=source /src .
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
-    mkdir /doc && go run ./deploy/release licences -texts -o /doc/third-party-licences.txt
+    mkdir /doc && go -C tools run ./release licences -texts -o /doc/third-party-licences.txt
 
 COPY --from=source /build /build
 ARG TARGETOS=linux

@@ -25,15 +25,15 @@ FUZZED = $(foreach of,$(MODULE) $(DECODERS),-gcflags=$(of)/...=-d=libfuzzer)
 help: ## list what there is
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# The flags are those of deploy/tools, so that packages that our programs share with the control
+# The flags are those of tools, so that packages that our programs share with the control
 # planes, a third of them, are compiled once.
 demo demo-down: export CGO_ENABLED := 0
 demo demo-down: export GOFLAGS := -trimpath -gcflags=all=-dwarf=false $(GOFLAGS)
 
 .PHONY: demo
 demo: ## two clusters on this machine, encrypted, end to end (root); KEEP=1 leaves it running, RELAY=1 installs semaphore-relay, OVERLAP=1 joins clusters with equal pod subnets
-	@./deploy/tools/deps demo
-	@$(GO) run ./deploy/tools/build etcd kube-apiserver kubectl kube-proxy coredns >/dev/null
+	@./tools/deps demo
+	@$(GO) -C tools run ./build etcd kube-apiserver kubectl kube-proxy coredns >/dev/null
 	@echo "compiling the demo (half a minute at the first time)"
 	$(GO) run ./e2e/demo $(if $(KEEP),-keep) $(if $(RELAY),-relay) $(if $(OVERLAP),-overlap)
 
@@ -53,6 +53,21 @@ test-all: ## what must pass before a release, an hour and more (root); SHARDS="k
 flakes: deps ## tests of the packages changed since a revision, 20 times under load (root); SINCE=REV
 	.ci/flakes $(SINCE)
 
+# Product is what is shipped: all Go but tests and what serves only tests, benchmarks and releases.
+.PHONY: size
+size: ## lines of Go by folder: product, tests, and what is neither; comments and empty lines count
+	@git ls-files -z '*.go' | xargs -0 wc -l | awk ' \
+	  $$2 == "total" { next } \
+	  { split($$2, part, "/"); folder = part[1]; kind = "product" } \
+	  $$2 ~ /_test\.go$$/ { kind = "tests" } \
+	  $$2 !~ /_test\.go$$/ && $$2 ~ /^(e2e|tools|internal\/testing)\// { kind = "support" } \
+	  { lines[folder, kind] += $$1; sum[kind] += $$1; folders[folder] } \
+	  END { \
+	    printf "%-10s %8s %8s %8s\n", "", "product", "tests", "support"; \
+	    for (f in folders) printf "%-10s %8d %8d %8d\n", f, lines[f, "product"], lines[f, "tests"], lines[f, "support"] | "sort"; \
+	    close("sort"); \
+	    printf "%-10s %8d %8d %8d\n", "all", sum["product"], sum["tests"], sum["support"] }'
+
 .PHONY: words
 words: ## words that CONTRIBUTING.md bans, and how many of them 1,000 comment lines have
 	$(GO) test -count 1 -run '^TestWords$$' -v ./docs
@@ -60,6 +75,7 @@ words: ## words that CONTRIBUTING.md bans, and how many of them 1,000 comment li
 .PHONY: test-fast
 test-fast: ## tests that need neither root nor a cluster: the inner loop
 	$(GO) test -short ./...
+	$(GO) -C tools test -short ./...
 	@[ "$$(id -u)" = 0 ] || unshare --user --map-root-user --net true 2>/dev/null || \
 	  echo "NOT RUN: tests in network namespaces, which need root here: no user namespaces" >&2
 	@[ -w /dev/net/tun ] || echo "NOT RUN: tests of TUN devices, which need root here: /dev/net/tun can't be opened" >&2
@@ -111,7 +127,7 @@ plots: ## draw docs/images/bench-*.svg from the figures in docs/benchmarks, whic
 
 .PHONY: image-check
 image-check: deps ## build the image upon a stand-in base and run its programs (root); ARCH=arm64 for another
-	$(GO) run ./deploy/release/image $(if $(ARCH),-arch $(ARCH))
+	$(GO) -C tools run ./release/image $(if $(ARCH),-arch $(ARCH))
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (50000x)
@@ -131,8 +147,8 @@ build: ## the programs, into bin/
 
 .PHONY: lint
 lint: ## tidy modules and golangci-lint, which vets, too
-	$(GO) mod tidy -diff
-	"$$($(GO) run ./deploy/tools/build golangci-lint)" run --allow-parallel-runners ./...
+	for module in . tools; do $(GO) -C $$module mod tidy -diff; done
+	lint=$$($(GO) -C tools run ./build golangci-lint); for module in . tools; do (cd $$module; "$$lint" run --allow-parallel-runners ./...); done
 
 .PHONY: settings
 settings: ## docs/settings.md, from internal/config
@@ -140,40 +156,40 @@ settings: ## docs/settings.md, from internal/config
 
 .PHONY: chart
 chart: ## deploy/chart, from the bases of deploy and internal/config
-	$(GO) run ./deploy/release/chart
+	$(GO) -C tools run ./release/chart
 
 .PHONY: fmt
 fmt: ## format everything
-	"$$($(GO) run ./deploy/tools/build golangci-lint)" fmt ./...
+	lint=$$($(GO) -C tools run ./build golangci-lint); for module in . tools; do (cd $$module; "$$lint" fmt ./...); done
 
 .PHONY: deps
 deps: ## what tests, demo and benchmarks need from Debian
-	@./deploy/tools/deps
+	@./tools/deps
 
 .PHONY: sbom
 sbom: ## bill of materials of the programs, into bin/
 	@mkdir -p bin
-	$(GO) run ./deploy/release sbom -version $(VERSION) -o bin/sbom.cdx.json
+	$(GO) -C tools run ./release sbom -version $(VERSION) -o bin/sbom.cdx.json
 
 .PHONY: licences
 licences: ## whose code the programs link, on which terms; fails on what we can't pass on
-	@$(GO) run ./deploy/release licences
+	@$(GO) -C tools run ./release licences
 
 .PHONY: release-notes
 release-notes: ## the newest section of CHANGELOG.md
-	@$(GO) run ./deploy/release notes
+	@$(GO) -C tools run ./release notes
 
 .PHONY: dist
 dist: ## archives of semaphorectl for Linux, macOS and Windows, into dist/; URL=https://... of that folder adds krew's manifest
-	$(GO) run ./deploy/release tool -version $(VERSION) $(if $(URL),-url $(URL))
+	$(GO) -C tools run ./release tool -version $(VERSION) $(if $(URL),-url $(URL))
 
 .PHONY: release
 release: ## all files of a release that need no registry, into dist/; VERSION=v1.2.3 IMAGE=name@sha256:... URL=https://...
-	$(GO) run ./deploy/release all -version $(VERSION) $(if $(IMAGE),-image $(IMAGE)) $(if $(URL),-url $(URL))
+	$(GO) -C tools run ./release all -version $(VERSION) $(if $(IMAGE),-image $(IMAGE)) $(if $(URL),-url $(URL))
 
 .PHONY: vulnerabilities
 vulnerabilities: ## known vulnerabilities that our code reaches; says so when it can't ask
-	@$(GO) run ./deploy/release vulnerabilities
+	@$(GO) -C tools run ./release vulnerabilities
 
 .PHONY: clean
 clean: ## remove bin/ and dist/

@@ -116,7 +116,7 @@ func TestBesideBGP(t *testing.T) {
 	direct.pause()
 }
 
-// birdBinary returns the path of BIRD, which deploy/tools/deps unpacks.
+// birdBinary returns the path of BIRD, which tools/deps unpacks.
 func birdBinary(t *testing.T) string {
 	t.Helper()
 	if os.Getenv(kernelVariable) != "" {
@@ -126,7 +126,7 @@ func birdBinary(t *testing.T) string {
 	check(t, err)
 	program := filepath.Join(cache, "kube-semaphore", "bird", "usr", "sbin", "bird")
 	if _, err := os.Stat(program); err != nil {
-		t.Fatalf("BIRD isn't there: run deploy/tools/deps, as make does, or leave this out with -short (%v)", err)
+		t.Fatalf("BIRD isn't there: run tools/deps, as make does, or leave this out with -short (%v)", err)
 	}
 	return program
 }

@@ -84,14 +84,14 @@ func shell(t *testing.T, command string) string {
 func program(t *testing.T, pkg string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), filepath.Base(pkg))
-	shell(t, "go build -o "+path+" "+pkg)
+	shell(t, "go -C "+filepath.Dir(pkg)+" build -o "+path+" ./"+filepath.Base(pkg))
 	return path
 }
 
 func TestCommandsOfTheRepository(t *testing.T) {
-	tool, releaser, kernel := program(t, "./cmd/semaphorectl"), program(t, "./deploy/release"), program(t, "./e2e/kernel")
+	tool, releaser, kernel := program(t, "./cmd/semaphorectl"), program(t, "./tools/release"), program(t, "./e2e/kernel")
 	semaphorectl := regexp.MustCompile(`^(semaphorectl|kubectl semaphore) `)
-	release := regexp.MustCompile(`go run \./deploy/release (\w+)([^>]*)`)
+	release := regexp.MustCompile(`go -C tools run \./release (\w+)([^>]*)`)
 	for _, c := range commands(t, Here) {
 		switch {
 		case strings.Contains(c.Text, "make "):

@@ -25,7 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1alpha1"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // TestCoreDNSStarts runs CoreDNS with each layout as it was, as join leaves it, and as leave
@@ -118,7 +118,7 @@ func TestNamesThatAreNotServices(t *testing.T) {
 
 func coreDNS(t *testing.T) string {
 	t.Helper()
-	binaries, err := tools.Build(t.Context(), tools.Config{Progress: t.Output()}, tools.CoreDNS)
+	binaries, err := tools.Build(t.Context(), t.Output(), tools.CoreDNS)
 	if err != nil {
 		t.Fatal(err)
 	}

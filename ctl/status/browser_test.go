@@ -18,11 +18,11 @@ import (
 const hostile = `x"><script>document.title='owned'</script><img src=x onerror="document.title='owned'">`
 
 // TestPageInABrowser opens pages of 5 and of 500 nodes in Debian's Chromium, which
-// deploy/tools/deps installs.
+// tools/deps installs.
 func TestPageInABrowser(t *testing.T) {
 	browser, err := exec.LookPath("chromium-headless-shell")
 	if err != nil {
-		t.Skip("NOT TESTED: the page in a browser: there is no chromium-headless-shell here; deploy/tools/deps installs it")
+		t.Skip("NOT TESTED: the page in a browser: there is no chromium-headless-shell here; tools/deps installs it")
 	}
 	for _, nodes := range []int{5, 500} {
 		t.Run(fmt.Sprint(nodes), func(t *testing.T) {
@@ -123,7 +123,7 @@ func chromium(t *testing.T, browser string, args ...string) string {
 func TestPageOnAPhone(t *testing.T) {
 	browser, err := exec.LookPath("chromium-headless-shell")
 	if err != nil {
-		t.Skip("NOT TESTED: the page in a browser: there is no chromium-headless-shell here; deploy/tools/deps installs it")
+		t.Skip("NOT TESTED: the page in a browser: there is no chromium-headless-shell here; tools/deps installs it")
 	}
 	clusters := inspecttest.Pair(12)
 	long := strings.Repeat("a-long-name.", 12) + "example"

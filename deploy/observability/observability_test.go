@@ -15,8 +15,8 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/docs"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // query is an expression with the place that it is from.
@@ -112,7 +112,7 @@ func promtool(t *testing.T, args ...string) {
 	if testing.Short() {
 		t.Skip("promtool is built from source, which takes minutes the first time")
 	}
-	binaries, err := tools.Build(t.Context(), tools.Config{Progress: t.Output()}, tools.Promtool)
+	binaries, err := tools.Build(t.Context(), t.Output(), tools.Promtool)
 	if err != nil {
 		t.Fatal(err)
 	}

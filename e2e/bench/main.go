@@ -28,11 +28,11 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/contact"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // options are what the command line says.
@@ -122,7 +122,7 @@ func run(ctx context.Context, opts options) (err error) {
 		return err
 	}
 	if slices.ContainsFunc(parts(), func(part string) bool { return part != "contacts" && b.wants(part) }) {
-		b.tools, err = tools.Build(ctx, tools.Config{Progress: os.Stderr}, tools.Etcd, tools.KubeAPIServer, tools.Kubectl)
+		b.tools, err = tools.Build(ctx, os.Stderr, tools.Etcd, tools.KubeAPIServer, tools.Kubectl)
 		if err != nil {
 			return err
 		}

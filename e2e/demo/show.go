@@ -16,9 +16,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // switches select what the demo shows beside the usual.
@@ -144,7 +144,7 @@ func (s *show) prepare(ctx context.Context) (string, error) {
 	)
 	group, building := errgroup.WithContext(ctx)
 	group.Go(func() (err error) {
-		binaries, err = tools.Build(building, tools.Config{Progress: s.out},
+		binaries, err = tools.Build(building, s.out,
 			tools.Etcd, tools.KubeAPIServer, tools.Kubectl, tools.KubeProxy, tools.CoreDNS)
 		return err
 	})

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // packagedPrograms are those that the machine can have besides what is tested: the
@@ -56,7 +56,7 @@ func (d debian) programs(ctx context.Context, names []string) (map[string]string
 	for _, name := range names {
 		packaged, ok := packagedPrograms[name]
 		if !ok {
-			built, err := tools.Build(ctx, tools.Config{Progress: d.log}, name)
+			built, err := tools.Build(ctx, d.log, name)
 			if err != nil {
 				return nil, err
 			}

@@ -12,15 +12,15 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // TestChart acts like a new user with Helm: the chart in two fresh clusters, tokens, the first
 // request by name, helm test, and everything removed. Agents of aws read from the relay.
 func TestChart(t *testing.T) {
-	binaries, err := tools.Build(t.Context(), tools.Config{Progress: t.Output()}, tools.Helm)
+	binaries, err := tools.Build(t.Context(), t.Output(), tools.Helm)
 	must(t, err)
 	l := startLab(t, "aws", "gcp")
 	l.startDNS(t)

@@ -22,11 +22,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/kubelet/image"
 	"github.com/kube-semaphore/kube-semaphore/e2e/kubelet/meter"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // Names of the images beside ours.
@@ -164,7 +164,7 @@ func buildImages(t *testing.T, root string, sources []source) []string {
 	dir := t.TempDir()
 	pod, err := programs.BuildPackage(t.Context(), programs.Module+"/e2e/kubelet/pod", filepath.Join(dir, "pod"))
 	must(t, err)
-	binaries, err := tools.Build(t.Context(), tools.Config{Progress: t.Output()}, tools.CoreDNS)
+	binaries, err := tools.Build(t.Context(), t.Output(), tools.CoreDNS)
 	must(t, err)
 	others := filepath.Join(dir, "others.tar")
 	layers := []map[string]string{{"/bin/pod": pod}}
@@ -243,7 +243,7 @@ func (l *lab) startKubelet(ctx context.Context, c *testbed.Cluster) (*testbed.No
 		return nil, nil, err
 	}
 	kubelet, err := node.StartKubelet(ctx, testbed.KubeletConfig{
-		Runc:       filepath.Join(cache, "kube-semaphore", "runc", "usr", "sbin", "runc"), // Of deploy/tools/deps.
+		Runc:       filepath.Join(cache, "kube-semaphore", "runc", "usr", "sbin", "runc"), // Of tools/deps.
 		PauseImage: pauseImage,
 		Images:     l.images,
 	})

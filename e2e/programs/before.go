@@ -7,7 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // Before is the last commit whose agents serve devices themselves, don't support takeover, and

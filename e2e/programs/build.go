@@ -9,7 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // Module is the import path of the project's module.

@@ -12,9 +12,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // The programs of cmd/ that run in clusters.

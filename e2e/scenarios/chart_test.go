@@ -17,14 +17,14 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // helm returns the path of helm.
 func helm(t *testing.T) string {
 	t.Helper()
-	binaries, err := tools.Build(t.Context(), tools.Config{Progress: t.Output()}, tools.Helm)
+	binaries, err := tools.Build(t.Context(), t.Output(), tools.Helm)
 	must(t, err)
 	return binaries[tools.Helm]
 }
@@ -44,7 +44,7 @@ func chartArgs(t *testing.T, command, cluster string, more ...string) []string {
 func TestChartRendersAsKustomize(t *testing.T) {
 	t.Parallel()
 	helm := helm(t)
-	binaries, err := tools.Build(t.Context(), tools.Config{Progress: t.Output()}, tools.Kubectl)
+	binaries, err := tools.Build(t.Context(), t.Output(), tools.Kubectl)
 	must(t, err)
 	for name, c := range map[string]struct {
 		cluster    string

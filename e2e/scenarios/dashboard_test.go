@@ -23,10 +23,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
@@ -236,7 +236,7 @@ const prometheusPort = 9090
 // startPrometheus scrapes programs, by job.
 func startPrometheus(t *testing.T, node *testbed.Node, scraped map[string][]string) *prometheus {
 	t.Helper()
-	binaries, err := tools.Build(t.Context(), tools.Config{Progress: t.Output()}, tools.Prometheus)
+	binaries, err := tools.Build(t.Context(), t.Output(), tools.Prometheus)
 	must(t, err)
 	dir := t.TempDir()
 	p := &prometheus{rules: filepath.Join(deployFolder(t), "observability", "rules.yaml")}

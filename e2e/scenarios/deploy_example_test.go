@@ -19,11 +19,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/docs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // example is the pair of clusters of deploy/example, with different options: Calico in the
@@ -120,7 +120,7 @@ func shell(t *testing.T, tb *testbed.Testbed, node *testbed.Node, semaphorectl, 
 	t.Helper()
 	kubeconfig, err := tb.Kubeconfig()
 	must(t, err)
-	binaries, err := tools.Build(t.Context(), tools.Config{Progress: t.Output()}, tools.Kubectl)
+	binaries, err := tools.Build(t.Context(), t.Output(), tools.Kubectl)
 	must(t, err)
 	process, err := node.Start(sandbox.Command{
 		Name: name,

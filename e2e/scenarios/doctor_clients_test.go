@@ -13,11 +13,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // clients is a pair with the service mirror in aws, kube-proxy on all nodes, CoreDNS in aws,
@@ -35,7 +35,7 @@ func startClients(t *testing.T) *clients {
 	nstest.Root(t)
 	tb := testbed.Start(t, testbed.Config{}, tools.KubeProxy, tools.CoreDNS)
 	binary, mirror := program(t, programs.WireGuard), program(t, programs.ServiceMirror)
-	binaries, err := tools.Build(t.Context(), tools.Config{Progress: t.Output()}, tools.CoreDNS)
+	binaries, err := tools.Build(t.Context(), t.Output(), tools.CoreDNS)
 	must(t, err)
 	ctx := within(t, 5*time.Minute)
 	p, err := programs.StartPair(ctx, tb, binary, 2, nil)

@@ -9,8 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // TestReconciledTwice applies the example, with the relay, as Argo CD and Flux do, client-side and
@@ -52,7 +52,7 @@ func TestReconciledTwice(t *testing.T) {
 // TestBasesByURL builds the example from bases in a Git repository.
 func TestBasesByURL(t *testing.T) {
 	t.Parallel()
-	binaries, err := tools.Build(t.Context(), tools.Config{Progress: t.Output()}, tools.Kubectl)
+	binaries, err := tools.Build(t.Context(), t.Output(), tools.Kubectl)
 	must(t, err)
 	repository := t.TempDir()
 	must(t, os.CopyFS(filepath.Join(repository, "deploy"), os.DirFS(deployFolder(t))))

@@ -22,10 +22,10 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 )
 
@@ -92,7 +92,7 @@ func startImports(t *testing.T) *imports {
 	if code != 0 {
 		t.Fatal(fakeKubelet.Err())
 	}
-	binaries, err := tools.Build(ctx, tools.Config{Progress: t.Output()}, tools.CoreDNS)
+	binaries, err := tools.Build(ctx, t.Output(), tools.CoreDNS)
 	must(t, err)
 	for _, c := range clusters {
 		m.dns[c], err = programs.StartInstalledDNS(ctx, binaries[tools.CoreDNS], c.Nodes()[0], t.TempDir())

@@ -16,10 +16,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // naming is a mesh of one node in each of two clusters, and in gcp the service mirror,
@@ -47,7 +47,7 @@ func startNaming(t *testing.T) *naming {
 	must(t, replica.Start())
 	_, err = n.client.Node.StartKubeProxy(ctx)
 	must(t, err)
-	binaries, err := tools.Build(ctx, tools.Config{Progress: t.Output()}, tools.CoreDNS)
+	binaries, err := tools.Build(ctx, t.Output(), tools.CoreDNS)
 	must(t, err)
 	n.dns, err = programs.StartDNS(ctx, binaries[tools.CoreDNS], n.client.Node)
 	must(t, err)

@@ -18,12 +18,12 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // overlap is a mesh of three clusters. aws and gcp have the same subnets of pods and of Services,
@@ -150,7 +150,7 @@ func (m *overlap) startPrograms(t *testing.T) {
 // startDNS runs CoreDNS in a cluster with a zone for each remote.
 func (m *overlap) startDNS(t *testing.T, c *testbed.Cluster) {
 	t.Helper()
-	binaries, err := tools.Build(t.Context(), tools.Config{Progress: t.Output()}, tools.CoreDNS)
+	binaries, err := tools.Build(t.Context(), t.Output(), tools.CoreDNS)
 	must(t, err)
 	documented, err := os.ReadFile(filepath.Join(deployFolder(t), "coredns", "Corefile"))
 	must(t, err)

@@ -1,8 +1,8 @@
 package testbed
 
 import (
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // startControllers runs kube-controller-manager and kube-scheduler if configured. Both wait for the API server while it is down.

@@ -21,9 +21,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/processtest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // Ports of a control plane on its underlay addresses.

@@ -18,9 +18,9 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // child makes the test binary the process that the tests of this file kill: its
@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 // whole builds a testbed with one of everything and returns it with the ids of
 // its processes.
 func whole(ctx context.Context, dir string) (*testbed.Testbed, []int, error) {
-	binaries, err := tools.Build(ctx, tools.Config{}, tools.Etcd, tools.KubeAPIServer)
+	binaries, err := tools.Build(ctx, io.Discard, tools.Etcd, tools.KubeAPIServer)
 	if err != nil {
 		return nil, nil, err
 	}

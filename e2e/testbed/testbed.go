@@ -33,7 +33,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // Config says what a testbed is made of.

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // Start creates a testbed for a test and closes it at its end. It builds the
@@ -23,7 +23,7 @@ func Start(t testing.TB, cfg Config, more ...string) *Testbed {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
 	defer cancel()
 	names := append([]string{tools.Etcd, tools.KubeAPIServer, tools.Kubectl}, more...)
-	binaries, err := tools.Build(ctx, tools.Config{Progress: t.Output()}, names...)
+	binaries, err := tools.Build(ctx, t.Output(), names...)
 	if err != nil {
 		t.Fatal(err)
 	}

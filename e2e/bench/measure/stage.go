@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
 // Stage is one of the controllers between two clusters.
@@ -23,7 +23,7 @@ type Stage struct {
 // NewStage starts two clusters of these names, applies manifests to the local one,
 // and prepares a program. Close must be called, but after an error.
 func NewStage(ctx context.Context, program, local, remote string, manifests ...string) (s *Stage, err error) {
-	binaries, err := tools.Build(ctx, tools.Config{Progress: os.Stderr}, tools.Etcd, tools.KubeAPIServer, tools.Kubectl)
+	binaries, err := tools.Build(ctx, os.Stderr, tools.Etcd, tools.KubeAPIServer, tools.Kubectl)
 	if err != nil {
 		return nil, err
 	}

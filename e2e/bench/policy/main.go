@@ -23,9 +23,9 @@ import (
 
 	rbacv1 "k8s.io/api/rbac/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
 	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 

@@ -9,12 +9,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/tools"
 )
 
 // builder is a buildah with a storage of its own.
 type builder struct {
 	dir    string // for everything, removed at the end
-	root   string // of the module
+	root   string // of the repository
 	arch   string // of this machine, in Go's words
 	golang goEnv
 	flags  []string
@@ -24,20 +26,24 @@ type builder struct {
 type goEnv struct{ root, modCache, buildCache string }
 
 func newBuilder(ctx context.Context) (*builder, error) {
-	out, err := output(ctx, nil, "go", "env", "GOROOT", "GOMODCACHE", "GOCACHE", "GOARCH", "GOMOD")
+	out, err := output(ctx, nil, "go", "env", "GOROOT", "GOMODCACHE", "GOCACHE", "GOARCH")
 	if err != nil {
 		return nil, err
 	}
 	env := strings.Split(strings.TrimSpace(out), "\n")
-	if len(env) != 5 || filepath.Base(env[4]) != "go.mod" {
-		return nil, fmt.Errorf("run this inside the repository: go env says %q", env)
+	if len(env) != 4 {
+		return nil, fmt.Errorf("go env prints %q", env)
+	}
+	root, err := tools.Root()
+	if err != nil {
+		return nil, err
 	}
 	dir, err := os.MkdirTemp("", "kube-semaphore-image-")
 	if err != nil {
 		return nil, err
 	}
 	return &builder{
-		dir: dir, root: filepath.Dir(env[4]), arch: env[3],
+		dir: dir, root: root, arch: env[3],
 		golang: goEnv{root: env[0], modCache: env[1], buildCache: env[2]},
 		// The plain driver works on every file system, also inside a container.
 		flags: []string{"--root", filepath.Join(dir, "root"), "--runroot", filepath.Join(dir, "run"), "--storage-driver", "vfs"},
@@ -71,8 +77,10 @@ func (b *builder) standIn(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := output(ctx, nil, "go", "mod", "download"); err != nil {
-		return err
+	for _, module := range []string{b.root, filepath.Join(b.root, "tools")} {
+		if _, err := output(ctx, nil, "go", "-C", module, "mod", "download"); err != nil {
+			return err
+		}
 	}
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {

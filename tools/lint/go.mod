@@ -1,4 +1,4 @@
-module github.com/kube-semaphore/kube-semaphore/deploy/tools/lint
+module github.com/kube-semaphore/kube-semaphore/tools/lint
 
 go 1.26.0
 

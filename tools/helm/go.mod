@@ -1,4 +1,4 @@
-module github.com/kube-semaphore/kube-semaphore/deploy/tools/helm
+module github.com/kube-semaphore/kube-semaphore/tools/helm
 
 go 1.26.0
 

@@ -1,4 +1,4 @@
-module github.com/kube-semaphore/kube-semaphore/deploy/tools/kubernetes
+module github.com/kube-semaphore/kube-semaphore/tools/kubernetes
 
 go 1.26.0
 

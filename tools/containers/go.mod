@@ -1,4 +1,4 @@
-module github.com/kube-semaphore/kube-semaphore/deploy/tools/containers
+module github.com/kube-semaphore/kube-semaphore/tools/containers
 
 go 1.26.8
 

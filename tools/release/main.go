@@ -1,13 +1,13 @@
 // Command release makes and checks the artifacts of a release. It runs anywhere inside the
-// repository.
+// repository, and takes the names of files as they are in its uppermost folder.
 //
-//	go run ./deploy/release sbom [-version v1.2.3] [-o file]   CycloneDX 1.6, of the linked modules
-//	go run ./deploy/release licences [-texts] [-o file]        licences of the linked modules
-//	go run ./deploy/release notes [version]                    one section of CHANGELOG.md
-//	go run ./deploy/release vulnerabilities [-db address]      govulncheck
-//	go run ./deploy/release tool [-version v1.2.3] [-image reference] [-url address] [-o folder]   semaphorectl, and its krew manifest
-//	go run ./deploy/release all -version v1.2.3 [-image reference] [-url address] [-o folder]   all of these, and the chart
-//	go run ./deploy/release pinned -image reference            refuses an image without a digest
+//	go -C tools run ./release sbom [-version v1.2.3] [-o file]   CycloneDX 1.6, of the linked modules
+//	go -C tools run ./release licences [-texts] [-o file]        licences of the linked modules
+//	go -C tools run ./release notes [version]                    one section of CHANGELOG.md
+//	go -C tools run ./release vulnerabilities [-db address]      govulncheck
+//	go -C tools run ./release tool [-version v1.2.3] [-image reference] [-url address] [-o folder]   semaphorectl, and its krew manifest
+//	go -C tools run ./release all -version v1.2.3 [-image reference] [-url address] [-o folder]   all of these, and the chart
+//	go -C tools run ./release pinned -image reference            refuses an image without a digest
 package main
 
 import (
@@ -19,19 +19,32 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/kube-semaphore/kube-semaphore/tools"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	err := inRoot()
+	if err == nil {
+		err = run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	}
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
 		os.Exit(1)
 	}
+}
+
+// inRoot changes to the folder of the repository: "go -C tools run" has started this in another.
+func inRoot() error {
+	root, err := tools.Root()
+	if err != nil {
+		return err
+	}
+	return os.Chdir(root)
 }
 
 const usage = "usage: release sbom|licences|notes|vulnerabilities|pinned|tool|all [flags]"
@@ -54,14 +67,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if !known {
 		return fmt.Errorf("unknown command %q\n%s", args[0], usage)
 	}
-	gomod, err := goOutput(ctx, "", nil, "env", "GOMOD")
+	root, err := tools.Root()
 	if err != nil {
 		return err
 	}
 	flags := flag.NewFlagSet("release "+args[0], flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	err = command(ctx, invocation{
-		root: filepath.Dir(strings.TrimSpace(gomod)), flags: flags, args: args[1:], stdout: stdout, stderr: stderr,
+		root: root, flags: flags, args: args[1:], stdout: stdout, stderr: stderr,
 	})
 	if errors.Is(err, flag.ErrHelp) {
 		return nil

@@ -268,7 +268,7 @@ func TestModulesShareVersions(t *testing.T) {
 		"go.uber.org/zap",                     // of Prometheus only what receives OTLP imports it
 		"sigs.k8s.io/mcs-api",                 // of the control planes only CoreDNS imports it
 	}
-	root, kubernetes, prometheus := filepath.Join("..", ".."), "kubernetes", "prometheus"
+	root, kubernetes, prometheus := "..", "kubernetes", "prometheus"
 	for _, dirs := range [][2]string{{root, kubernetes}, {root, prometheus}, {kubernetes, prometheus}} {
 		wanted, versions := requirements(t, dirs[0]), requirements(t, dirs[1])
 		for _, module := range slices.Sorted(maps.Keys(versions)) {

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
+	"github.com/kube-semaphore/kube-semaphore/tools"
 )
 
 // database is the Go vulnerability database.

@@ -1,4 +1,4 @@
-module github.com/kube-semaphore/kube-semaphore/deploy/tools/vuln
+module github.com/kube-semaphore/kube-semaphore/tools/vuln
 
 go 1.26.0
 

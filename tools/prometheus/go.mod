@@ -1,4 +1,4 @@
-module github.com/kube-semaphore/kube-semaphore/deploy/tools/prometheus
+module github.com/kube-semaphore/kube-semaphore/tools/prometheus
 
 go 1.26.0
 

@@ -20,8 +20,8 @@ import (
 // Config says where Build finds the tool modules and puts the binaries. The
 // zero value serves callers that run inside the repository.
 type Config struct {
-	// Modules is the folder that holds the tool modules. Default: deploy/tools of
-	// the module that encloses the working directory.
+	// Modules is the folder that holds the modules of the tools. Default: the folder tools of
+	// the repository.
 	Modules string
 	// Cache is the folder for the binaries. Default: kube-semaphore/tools in
 	// the user's cache folder ($XDG_CACHE_HOME, else $HOME/.cache).
@@ -44,11 +44,11 @@ func Build(ctx context.Context, cfg Config, names ...string) (Binaries, error) {
 		return nil, err
 	}
 	if cfg.Modules == "" {
-		root, err := Root(ctx)
+		root, err := Root()
 		if err != nil {
 			return nil, err
 		}
-		cfg.Modules = filepath.Join(root, "deploy", "tools")
+		cfg.Modules = filepath.Join(root, "tools")
 	}
 	if cfg.Cache == "" {
 		cache, err := os.UserCacheDir()
@@ -69,18 +69,20 @@ func Build(ctx context.Context, cfg Config, names ...string) (Binaries, error) {
 	return binaries, nil
 }
 
-// Root returns the folder of the repository, which the working directory must be
-// in.
-func Root(ctx context.Context) (string, error) {
-	gomod, err := goCommand(ctx, "", "env", "GOMOD")
+// Root returns the folder of the repository, which the working directory must be in.
+func Root() (string, error) {
+	dir, err := os.Getwd()
 	if err != nil {
 		return "", err
 	}
-	root := filepath.Dir(gomod)
-	if _, err := os.Stat(filepath.Join(root, "deploy", "tools")); err != nil {
-		return "", fmt.Errorf("find the repository (run this inside it): %w", err)
+	for root := dir; ; root = filepath.Dir(root) {
+		if _, err := os.Stat(filepath.Join(root, "tools", "go.mod")); err == nil {
+			return root, nil
+		}
+		if root == filepath.Dir(root) {
+			return "", fmt.Errorf("%s isn't inside the repository", dir)
+		}
 	}
-	return root, nil
 }
 
 // buildModule adds the binaries of tools, which all belong to one module, to

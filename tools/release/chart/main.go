@@ -1,20 +1,19 @@
 // Command chart writes the Helm chart, deploy/chart, from the kustomize bases and components
 // of deploy/ and from the settings of internal/config, so that there is one source of both.
 //
-//	go run ./deploy/release/chart [-version v1.2.3] [-image name@sha256:...] [-o folder]
+//	go -C tools run ./release/chart [-version v1.2.3] [-image name@sha256:...] [-o folder]
 package main
 
 import (
-	"context"
 	"embed"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/tools"
 )
 
 // static are the files of the chart that aren't generated, by name.
@@ -54,7 +53,7 @@ func run(args []string) error {
 		}
 		o.repository, o.digest = m[1], m[2]
 	}
-	root, err := root()
+	root, err := tools.Root()
 	if err != nil {
 		return err
 	}
@@ -79,19 +78,6 @@ var (
 	release = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
 	pinned  = regexp.MustCompile(`^([a-z0-9][a-z0-9._/-]*(?::[0-9]+/[a-z0-9._/-]+)?)@(sha256:[0-9a-f]{64})$`)
 )
-
-// root returns the folder of the repository.
-func root() (string, error) {
-	gomod, err := exec.CommandContext(context.Background(), "go", "env", "GOMOD").Output()
-	if err != nil {
-		return "", fmt.Errorf("go env: %w", err)
-	}
-	root := filepath.Dir(strings.TrimSpace(string(gomod)))
-	if _, err := os.Stat(filepath.Join(root, "deploy", "release", "chart")); err != nil {
-		return "", fmt.Errorf("run this inside the repository: %w", err)
-	}
-	return root, nil
-}
 
 // write replaces the files of a folder by those of the chart. It removes only a folder that
 // is a chart.

@@ -77,7 +77,7 @@ func chart(ctx context.Context, root, version, image, out string) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	folder := filepath.Join(dir, name)
-	args := []string{"run", "./deploy/release/chart", "-version", version, "-o", folder}
+	args := []string{"-C", "tools", "run", "./release/chart", "-version", version, "-o", folder}
 	if image != "" {
 		args = append(args, "-image", image)
 	}

@@ -59,7 +59,7 @@ const (
 // A tool is one program of one tool module.
 type tool struct {
 	name    string
-	module  string // folder below deploy/tools
+	module  string // folder below tools
 	pkg     string // import path of its main package, or its folder in the module
 	version string // linker variable that takes the version, empty for none
 	of      string // module whose version goes there

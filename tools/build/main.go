@@ -2,7 +2,7 @@
 // each binary on a line of its own, in the order in which they were named.
 // Progress goes to standard error.
 //
-//	go run ./deploy/tools/build kube-apiserver etcd
+//	go -C tools run ./build kube-apiserver etcd
 package main
 
 import (
@@ -14,7 +14,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/kube-semaphore/kube-semaphore/deploy/tools"
+	"github.com/kube-semaphore/kube-semaphore/tools"
 )
 
 func main() {

@@ -9,11 +9,13 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/kube-semaphore/tools"
 )
 
 // TestChartIsGenerated compares deploy/chart with what make chart would write.
 func TestChartIsGenerated(t *testing.T) {
-	root, err := root()
+	root, err := tools.Root()
 	if err != nil {
 		t.Fatal(err)
 	}
