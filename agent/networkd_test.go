@@ -7,7 +7,7 @@ import (
 )
 
 func TestNetworkdRemoves(t *testing.T) {
-	shipped, err := os.ReadFile("../../deploy/networkd/10-semaphore.conf")
+	shipped, err := os.ReadFile("../deploy/networkd/10-semaphore.conf")
 	if err != nil {
 		t.Fatal(err)
 	}
