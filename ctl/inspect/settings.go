@@ -90,9 +90,7 @@ func ParseSettings(configMap string, data map[string]string) (Settings, error) {
 		words = nil
 	}
 	if text := data[PodSubnetsMap]; text != "" {
-		if err := new(config.SubnetMap).Decode(text); err != nil {
-			check(PodSubnetsMap, errors.New(printable.Text(err.Error(), printable.Short))) // It has a line for each mapping.
-		}
+		check(PodSubnetsMap, checkSubnetMap(text))
 	}
 	if domain := data["SEMAPHORE_POLICY_LABEL_DOMAIN"]; domain != "" && len(validation.IsDNS1123Subdomain(domain)) > 0 {
 		check("SEMAPHORE_POLICY_LABEL_DOMAIN", fmt.Errorf("%.80q is not a domain", domain))
@@ -128,6 +126,7 @@ func ParseSettings(configMap string, data map[string]string) (Settings, error) {
 var remoteSettings = map[string]func(value string) error{
 	"_SERVICE_PREFIX": func(value string) error { _, err := cluster.ParsePrefix(value); return err },
 	PodSubnets:        func(value string) error { _, err := Prefixes(value); return err },
+	SubnetMap:         checkSubnetMap,
 	NodeSubnets:       func(value string) error { _, err := Prefixes(value); return err },
 	"_API_URL":        func(value string) error { _, err := ParseServer(value); return err },
 	"_WG_LISTEN_PORT": func(value string) error {
@@ -136,6 +135,13 @@ var remoteSettings = map[string]func(value string) error{
 		}
 		return nil
 	},
+}
+
+func checkSubnetMap(text string) error {
+	if err := new(config.SubnetMap).Decode(text); err != nil {
+		return errors.New(printable.Text(err.Error(), printable.Short)) // It has a line for each mapping.
+	}
+	return nil
 }
 
 // remoteWords splits SEMAPHORE_REMOTES like the programs.
@@ -209,18 +215,27 @@ const PodSubnetsMap = manifests.PodSubnetsMap
 
 // SubnetMap returns the virtual subnets of a cluster's pods; none if the setting is invalid,
 // which ParseSettings rejects.
-func (s Settings) SubnetMap() config.SubnetMap {
+func (s Settings) SubnetMap() config.SubnetMap { return s.subnetMap(PodSubnetsMap) }
+
+// SubnetMapOf is SubnetMap of a remote, as the cluster knows it.
+func (s Settings) SubnetMapOf(remote cluster.Name) config.SubnetMap {
+	return s.subnetMap(remote.Variables() + SubnetMap)
+}
+
+func (s Settings) subnetMap(variable string) config.SubnetMap {
 	var m config.SubnetMap
-	if text := s[PodSubnetsMap]; text == "" || m.Decode(text) != nil {
+	if text := s[variable]; text == "" || m.Decode(text) != nil {
 		return nil
 	}
 	return m
 }
 
-// Suffixes of the variables that bound a remote's pods and nodes.
+// Suffixes of the variables that bound a remote's pods and nodes, and of the map of its virtual
+// subnets.
 const (
 	PodSubnets  = "_POD_SUBNETS"
 	NodeSubnets = "_NODE_SUBNETS"
+	SubnetMap   = "_POD_SUBNETS_MAP"
 )
 
 // Prefixes returns the prefixes of a remote's setting; none if it is invalid, which

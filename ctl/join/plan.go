@@ -116,6 +116,11 @@ func settings(f *inspect.Facts, remotes []side, taken map[int]bool) inspect.Sett
 				want[prefix+b.key] = join(b.prefixes)
 			}
 		}
+		if delete(want, prefix+inspect.SubnetMap); r.mapped != nil {
+			if m := r.mapped.accepted(want.Prefixes(r.name, inspect.PodSubnets)); len(m) > 0 {
+				want[prefix+inspect.SubnetMap] = m.String()
+			}
+		}
 		if want[prefix+"_WG_LISTEN_PORT"] == "" {
 			port := firstPort
 			for ports[port] {

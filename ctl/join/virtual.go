@@ -68,19 +68,33 @@ func (s *mapped) given(pods []netip.Prefix) bool {
 func (s *mapped) moved(accepted, pods []netip.Prefix) []netip.Prefix {
 	var all []netip.Prefix
 	for _, p := range accepted {
-		p = s.before.RealPrefix(p)
-		if v, err := s.now.VirtualPrefix(p); err == nil {
+		v, err := s.now.VirtualPrefix(s.before.RealPrefix(p))
+		if err == nil && !exceeds(p, s.before) && !exceeds(v, s.now) {
 			all = append(all, v)
 			continue
 		}
-		// More than a mapped subnet was accepted: its pods stay accepted.
+		// More than a mapped subnet was accepted, or than a virtual one: its pods stay accepted.
 		for _, of := range pods {
-			if inspect.Cover([]netip.Prefix{p}, []netip.Prefix{of}) {
-				all = append(all, s.known([]netip.Prefix{of})...)
+			before, _ := s.before.VirtualPrefix(of)
+			now, _ := s.now.VirtualPrefix(of)
+			if slices.ContainsFunc([]netip.Prefix{of, before, now}, func(q netip.Prefix) bool { return q.IsValid() && inspect.Cover([]netip.Prefix{p}, []netip.Prefix{q}) }) {
+				all = append(all, slices.DeleteFunc(s.known([]netip.Prefix{of}), func(p netip.Prefix) bool { return slices.Contains(all, p) })...)
 			}
 		}
 	}
 	return all
+}
+
+// exceeds reports whether a prefix has more than one of the virtual subnets, and that one.
+func exceeds(p netip.Prefix, m config.SubnetMap) bool {
+	return slices.ContainsFunc(m.Virtuals(), func(v netip.Prefix) bool { return p.Overlaps(v) && p.Bits() < v.Bits() })
+}
+
+// accepted returns the mappings whose virtual subnets, or parts of them, another cluster accepts.
+func (s *mapped) accepted(subnets []netip.Prefix) config.SubnetMap {
+	return slices.DeleteFunc(slices.Clone(s.now), func(m config.Mapping) bool {
+		return !slices.ContainsFunc(subnets, m.Virtual.Overlaps)
+	})
 }
 
 // mappedOf returns the virtual subnets of a cluster, which virtualize decides.

@@ -167,6 +167,12 @@ func TestVirtualSubnets(t *testing.T) {
 					t.Error(err)
 				}
 			}
+			if c.want != nil {
+				if of := []string{set["gcp"][ofAWS+"_MAP"], set["aws"][ofGCP+"_MAP"]}; of[0] != got[0] || of[1] != got[1] {
+					t.Errorf("neighbours have the maps %q, expected %q", of, got[:2])
+				}
+				accepted(t, set["aws"])
+			}
 			// A run after this one changes nothing, and asks nothing.
 			if c.want == nil {
 				return
@@ -177,6 +183,19 @@ func TestVirtualSubnets(t *testing.T) {
 				t.Errorf("again: %v, then %v:\n%s", set, again, said)
 			}
 		})
+	}
+}
+
+// accepted loads settings as the programs do.
+func accepted(t *testing.T, settings inspect.Settings) {
+	t.Helper()
+	t.Setenv("SEMAPHORE_NODE_NAME", "n")
+	t.Setenv("SEMAPHORE_REMOTE_MERIT_KUBECONFIG", "/etc/merit")
+	for key, value := range settings {
+		t.Setenv(key, value)
+	}
+	if _, _, err := config.LoadWireguard(nil); err != nil {
+		t.Errorf("agents refuse %v: %v", settings, err)
 	}
 }
 
@@ -197,6 +216,9 @@ func TestMoved(t *testing.T) {
 		"10.50.0.0/16":                "10.50.0.0/16",
 		"10.2.0.0/15,10.50.0.0/16":    "10.97.0.0/16,10.3.7.0/24,10.50.0.0/16",
 		"fd00:2::/32":                 "fd00:97::/48",
+		"10.98.0.0/15":                "10.97.0.0/16",
+		"10.96.0.0/14":                "10.97.0.0/16",
+		"10.96.0.0/15":                "10.97.0.0/16",
 	} {
 		s := mapped{before: before, now: now}
 		if got := join(s.moved(subnets(t, accepted), subnets(t, "10.2.0.0/16,10.3.7.0/24,fd00:2::/48"))); got != want {

@@ -46,7 +46,8 @@ func PrepareAgent(ctx context.Context, binary string, node *testbed.Node, remote
 	return &Agent{Program: p}, nil
 }
 
-// SubnetMap returns the cluster's setting SEMAPHORE_POD_SUBNETS_MAP.
+// SubnetMap returns the cluster's setting SEMAPHORE_POD_SUBNETS_MAP, which others have for it as
+// well.
 func SubnetMap(c *testbed.Cluster) string {
 	var pairs []string
 	for i, subnet := range c.PodSubnets {

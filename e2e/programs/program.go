@@ -132,6 +132,9 @@ func Prepare(ctx context.Context, cfg Config, node *testbed.Node, remotes ...*te
 		p.Env[prefix+"CA_FILE"] = r.CAFile()
 		p.Env[prefix+"TOKEN_FILE"] = credentials.TokenFile()
 		p.Env[prefix+"POD_SUBNETS"] = strings.Join(subnets, ",")
+		if text := SubnetMap(r); text != "" {
+			p.Env[prefix+"POD_SUBNETS_MAP"] = text
+		}
 	}
 	p.Env["SEMAPHORE_REMOTES"] = strings.Join(names, ",")
 	return p, nil

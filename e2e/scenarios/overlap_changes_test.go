@@ -33,14 +33,17 @@ func restartWith(t *testing.T, p *programs.Program, settings map[string]string) 
 	eventually(t, time.Minute, p.Name+" to be ready", p.Ready)
 }
 
-// know gives the agents and mirrors of all others the pod subnets of a cluster.
+// know gives the agents and mirrors of all others the pod subnets of a cluster, and its map.
 func (m *overlap) know(t *testing.T, of *testbed.Cluster, subnets ...[]netip.Prefix) {
 	t.Helper()
 	var texts []string
 	for _, s := range slices.Concat(subnets...) {
 		texts = append(texts, s.String())
 	}
-	settings := map[string]string{programs.Variable(of.Name, "POD_SUBNETS"): strings.Join(texts, ",")}
+	settings := map[string]string{
+		programs.Variable(of.Name, "POD_SUBNETS"):     strings.Join(texts, ","),
+		programs.Variable(of.Name, "POD_SUBNETS_MAP"): programs.SubnetMap(of),
+	}
 	for _, a := range m.agents {
 		if a.Node.Cluster != of {
 			restartWith(t, a.Program, settings)
