@@ -16,8 +16,8 @@ import (
 //	Add         Apply begins    ends     end of the spacing, or the back-off
 //	 |-- waiting --|-- running ---|-- waiting --|
 //
-// A job that wasn't added again until then is deleted. Its methods are called with the
-// writer's mutex held.
+// A job that wasn't added again until then is deleted, unless it waits for its turn. Its methods
+// are called with the writer's mutex held.
 type job[K comparable] struct {
 	tenant *tenant[K]
 
@@ -26,6 +26,7 @@ type job[K comparable] struct {
 	earliest time.Time     // end of spacing and back-off
 	started  time.Time     // zero: not running
 	waited   time.Duration // since it was due
+	waits    bool          // the last Apply returned ErrWaits
 
 	err  error
 	kind string // of err; empty: no error
@@ -81,10 +82,15 @@ func (j *job[K]) enqueue(key K) { j.queue(key).AddAfter(key, time.Until(j.due())
 // finish records the outcome of a run.
 func (j *job[K]) finish(ctx context.Context, key K, err error) {
 	t, before := j.tenant, j.kind
-	if err == nil {
+	switch {
+	case err == nil:
 		j.err, j.kind, j.since = nil, "", j.asked
 		t.retries.Forget(key)
-	} else {
+	case errors.Is(err, ErrWaits):
+		j.err, j.kind, j.waits = nil, "", true
+		t.retries.Forget(key)
+		err = nil
+	default:
 		j.kind = ""
 		if again := time.Now().Add(t.retries.When(key)); again.After(j.earliest) {
 			j.earliest = again

@@ -20,15 +20,15 @@ func (w *Writer[K]) Failing() map[K]error {
 	return all
 }
 
-// Backlog returns the number of keys of each tenant that are due, running or failed. Keys that
-// were added for later don't count yet.
+// Backlog returns the number of keys of each tenant that are due, running or failed, or wait for
+// their turn. Keys that were added for later don't count yet.
 func (w *Writer[K]) Backlog() map[string]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	count, now := map[string]int{}, time.Now()
 	for key, j := range w.jobs {
 		failing := j.tenant.retries.NumRequeues(key) > 0
-		if !j.started.IsZero() || !j.asked.IsZero() && (failing || !j.asked.After(now)) {
+		if !j.started.IsZero() || j.waits || !j.asked.IsZero() && (failing || !j.asked.After(now)) {
 			count[j.tenant.name]++
 		}
 	}

@@ -23,12 +23,17 @@ import (
 //     failed addition doesn't block a removal.
 //   - An error that wraps [ErrOutdated] means that the observed state was outdated, and has
 //     been updated: it is retried soon, and isn't a failure unless it is repeated.
+//   - An error that wraps [ErrWaits] means that what is left to write waits for its turn, after
+//     which the caller adds the key again: it is pending until then, and isn't a failure.
 //   - ctx has the deadline WriterConfig.Timeout, and ends with Run's context. Apply returns
 //     soon after that. Errors after the end of Run's context are ignored.
 type Apply[K comparable] func(ctx context.Context, key K) error
 
 // ErrOutdated is wrapped by errors of Apply when the observed state was outdated.
 var ErrOutdated = errors.New("object has changed meanwhile")
+
+// ErrWaits is wrapped by errors of Apply when writes of the key wait for a pace.Pacer.
+var ErrWaits = errors.New("waits for its turn to be written")
 
 // patience is the number of consecutive ErrOutdated that aren't a failure.
 const patience = 4
@@ -225,11 +230,13 @@ func (w *Writer[K]) begin(key K, queue workqueue.TypedDelayingInterface[K]) *job
 	case due.After(now): // It was queued before spacing or back-off began.
 		j.enqueue(key)
 		return nil
+	case j.asked.IsZero() && j.waits:
+		return nil
 	case j.asked.IsZero(): // Its spacing is over, and it wasn't added again.
 		delete(w.jobs, key)
 		return nil
 	default:
-		j.started, j.waited, j.asked = now, now.Sub(due), time.Time{}
+		j.started, j.waited, j.asked, j.waits = now, now.Sub(due), time.Time{}, false
 		return j
 	}
 }

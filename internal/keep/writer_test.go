@@ -442,6 +442,33 @@ func TestSinceIsWhenItWasDueFirst(t *testing.T) {
 	})
 }
 
+// TestKeyThatWaitsForItsTurn: it is pending, isn't retried, and counts from when it was added first.
+func TestKeyThatWaitsForItsTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, WriterConfig[string]{Spacing: func(string) time.Duration { return time.Second }})
+		b.set(func(context.Context, string) error { return fmt.Errorf("gcp/a: %w", ErrWaits) })
+		b.Add("gcp/a")
+		pass(time.Hour)
+		wantCalls(t, b, "gcp/a@0s")
+		if n, failing := b.Backlog()["gcp"], b.Failing(); n != 1 || len(failing) > 0 {
+			t.Errorf("%d keys are pending, failing %v", n, failing)
+		}
+		b.set(nil)
+		b.Add("gcp/a")
+		pass(time.Minute)
+		wantCalls(t, b, "gcp/a@1h0m0s")
+		b.mu.Lock()
+		last := b.outcomes[len(b.outcomes)-1]
+		b.mu.Unlock()
+		if !last.Since.Equal(b.began) || last.Err != nil {
+			t.Errorf("outcome %+v", last)
+		}
+		if n := len(b.Backlog()); n > 0 || b.log.String() != "" {
+			t.Errorf("%d tenants with pending keys, log %s", n, b.log.String())
+		}
+	})
+}
+
 func TestFailuresAreLoggedWhenTheyAppearAndEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, WriterConfig[string]{RetryMin: time.Second, RetryMax: 10 * time.Second, RetryRate: 1000})
