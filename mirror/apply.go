@@ -40,7 +40,6 @@ type applier struct {
 	namespace string
 	sums      summer
 	local     *local
-	legacy    bool
 	events    *event.Recorder
 	log       *slog.Logger
 	count     func(kind, verb string)
@@ -121,8 +120,6 @@ func (c *Change) write(have *Observed, want *Service) keep.Write {
 		w.Urgent = true
 	case c.Object == aSlice && c.Verb == verbPatch:
 		w.Urgent = exposed.Loses([]exposed.Set{have.Slices[c.Name].Set}, []exposed.Set{c.Slice.exposed()})
-	case c.Verb == verbUpdate:
-		w.Urgent = exposed.Loses(have.Endpoints.subsets, exposed.Subsets(want.endpoints("", want.family)))
 	}
 	return w
 }
@@ -138,14 +135,10 @@ func (a *applier) change(ctx context.Context, have *Observed, want *Service, c *
 	if k, is := importKey(want.Name); is {
 		return a.importChange(ctx, k, have, want, c)
 	}
-	switch c.Object {
-	case aService:
+	if c.Object == aService {
 		return a.service(ctx, have.Service, want, c)
-	case aSlice:
-		return a.slice(ctx, have.Slices[c.Name], want, c)
-	default:
-		return a.endpoints(ctx, have.Endpoints, want, c)
 	}
+	return a.slice(ctx, have.Slices[c.Name], want, c)
 }
 
 func exactly(o identity) metav1.DeleteOptions {
@@ -350,68 +343,6 @@ func (w *sliceWriter) withdraw(ctx context.Context, have *ObservedSlice, c *Chan
 	o := w.observed(made)
 	w.ledger.Wrote(o)
 	w.log.InfoContext(ctx, "endpoints withdrawn, while others are refused", "slice", c.Name, "endpoints", len(less.Endpoints))
-	return response{sum: o.sum}
-}
-
-func (a *applier) endpoints(ctx context.Context, have *ObservedEndpoints, want *Service, c *Change) (response, error) {
-	api := a.client.Endpoints(a.namespace)
-	if c.Verb == verbDelete {
-		return response{}, deleted(a.local.endpoints, have, api.Delete(ctx, c.Name, exactly(c.have)))
-	}
-	object := want.endpoints(a.namespace, want.family)
-	var made *corev1.Endpoints //nolint:staticcheck // See observedEndpoints.
-	var err error
-	if c.Verb == verbCreate {
-		made, err = api.Create(ctx, object, created())
-	} else {
-		object.UID, object.ResourceVersion = types.UID(c.have.UID), c.have.ResourceVersion
-		if made, err = api.Update(ctx, object, metav1.UpdateOptions{FieldManager: fieldManager}); kube.Refused(err) {
-			return a.withdrawEndpoints(ctx, have, object), err
-		}
-	}
-	if err != nil {
-		return response{}, err
-	}
-	o := a.sums.observedEndpoints(made, a.legacy)
-	a.local.endpoints.Wrote(o)
-	return response{sum: o.sum}, nil
-}
-
-// withdrawEndpoints is withdraw for an Endpoints object.
-func (a *applier) withdrawEndpoints(ctx context.Context, have *ObservedEndpoints, object *corev1.Endpoints) response { //nolint:staticcheck // See observedEndpoints.
-	there, less := map[netip.Addr]bool{}, object.DeepCopy()
-	for i := range have.subsets {
-		for _, address := range have.subsets[i].Addresses {
-			there[address] = true
-		}
-	}
-	added, left := 0, 0
-	strip := func(all []corev1.EndpointAddress) []corev1.EndpointAddress { //nolint:staticcheck // See observedEndpoints.
-		n := len(all)
-		all = slices.DeleteFunc(all, func(e corev1.EndpointAddress) bool { //nolint:staticcheck // See observedEndpoints.
-			address, err := netip.ParseAddr(e.IP)
-			return err != nil || !there[address]
-		})
-		added, left = added+n-len(all), left+len(all)
-		return all
-	}
-	for i := range less.Subsets {
-		s := &less.Subsets[i]
-		s.Addresses, s.NotReadyAddresses = strip(s.Addresses), strip(s.NotReadyAddresses)
-	}
-	less.Subsets = slices.DeleteFunc(less.Subsets, func(s corev1.EndpointSubset) bool { //nolint:staticcheck // See observedEndpoints.
-		return len(s.Addresses)+len(s.NotReadyAddresses) == 0
-	})
-	if added == 0 || left == len(there) || left == 0 {
-		return response{}
-	}
-	made, err := a.client.Endpoints(a.namespace).Update(ctx, less, metav1.UpdateOptions{FieldManager: fieldManager})
-	if err != nil {
-		return response{}
-	}
-	o := a.sums.observedEndpoints(made, a.legacy)
-	a.local.endpoints.Wrote(o)
-	a.log.InfoContext(ctx, "endpoints withdrawn, while others are refused", "endpoints", object.Name)
 	return response{sum: o.sum}
 }
 

@@ -45,8 +45,6 @@ type Config struct {
 	MultiCluster, MultiClusterRequired bool
 	// ReportNamespace is the namespace of the agents' path reports; empty: none.
 	ReportNamespace string
-	// LegacyEndpoints also writes objects of the deprecated Endpoints API.
-	LegacyEndpoints bool
 	// RemovalGrace is the time after the start until services of remotes that are no longer
 	// configured are removed.
 	RemovalGrace time.Duration
@@ -174,7 +172,7 @@ func New(cfg Config) *Controller {
 	for _, name := range cfg.Departed {
 		c.snapshot.departed[name] = true
 	}
-	c.snapshot.legacy, c.snapshot.localMinimum = cfg.LegacyEndpoints, cfg.LocalMinimum
+	c.snapshot.localMinimum = cfg.LocalMinimum
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
 		f := virtual.NewFeed(virtual.Config{
@@ -184,7 +182,7 @@ func New(cfg Config) *Controller {
 		c.nodes[r.Name], c.snapshot.maps[r.Name] = f, &f.Table
 	}
 	c.apply = &applier{
-		client: cfg.Client, namespace: cfg.Namespace, sums: sums, local: local, legacy: cfg.LegacyEndpoints,
+		client: cfg.Client, namespace: cfg.Namespace, sums: sums, local: local,
 		events: event.NewRecorder(event.Config{Client: cfg.Client, Component: managedBy}), log: c.log, count: c.metrics.wrote,
 	}
 	c.local = c.newLocalFeeds()
@@ -256,7 +254,7 @@ func (c *Controller) due() (first time.Time) {
 		}
 	}
 	local := c.snapshot.local
-	for _, t := range []time.Time{local.services.Due(), local.slices.Due(), local.endpoints.Due()} {
+	for _, t := range []time.Time{local.services.Due(), local.slices.Due()} {
 		at(t)
 	}
 	return first

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -15,12 +14,10 @@ import (
 const (
 	verbCreate = "create"
 	verbPatch  = "patch"
-	verbUpdate = "update" // of endpoints
 	verbDelete = "delete"
 
-	aService   = "service"
-	aSlice     = "endpointslice"
-	anEndpoint = "endpoints"
+	aService = "service"
+	aSlice   = "endpointslice"
 )
 
 // Change is a change of one object. Changes are independent, except that a service is
@@ -51,7 +48,7 @@ type Change struct {
 //	| ours           | none        | delete                                   |
 //	| a slice        | retained    | patch, if it has ports that must go      |
 //
-// If the Service is foreign, slices and endpoints of ours are deleted.
+// If the Service is foreign, slices of ours are deleted.
 func Diff(have Observed, want Service) []Change {
 	if want.Hold != "" {
 		return nil
@@ -60,8 +57,7 @@ func Diff(have Observed, want Service) []Change {
 	if foreign {
 		want = Service{Name: want.Name, Absent: true}
 	}
-	changes := diffSlices(diffService(nil, have.Service, &want), have, &want, func(*ObservedSlice) bool { return true })
-	return diffEndpoints(changes, have.Endpoints, &want)
+	return diffSlices(diffService(nil, have.Service, &want), have, &want, func(*ObservedSlice) bool { return true })
 }
 
 // diffSlices adds the changes of slices. Owned reports whether a slice has the owner that it
@@ -127,19 +123,6 @@ func mustBeAnother(have *ObservedService, want *Service) bool {
 	return len(families) > 0 && have.family != "" && have.family != families[0]
 }
 
-func diffEndpoints(changes []Change, o *ObservedEndpoints, want *Service) []Change {
-	switch {
-	case want.family == "" && o != nil && o.ours && !o.going && (want.Absent || !want.Endpoints):
-		return append(changes, Change{Verb: verbDelete, Object: anEndpoint, Name: want.Name, have: o.identity})
-	case want.family == "":
-	case o == nil:
-		return append(changes, Change{Verb: verbCreate, Object: anEndpoint, Name: want.Name, want: want.endpointsSum})
-	case o.ours && !o.going && o.sum != want.endpointsSum:
-		return append(changes, Change{Verb: verbUpdate, Object: anEndpoint, Name: want.Name, have: o.identity, want: want.endpointsSum})
-	}
-	return changes
-}
-
 // errForeign means that a foreign object has the name of one of ours. An operator must
 // decide which one stays.
 var errForeign = errors.New("in the way and not ours")
@@ -161,16 +144,5 @@ func inTheWay(have *Observed, want *Service) error {
 			errs = append(errs, fmt.Errorf("endpoint slice %s: %w", o.Name, errForeign))
 		}
 	}
-	if o := have.Endpoints; o != nil && !o.ours && want.family != "" {
-		errs = append(errs, fmt.Errorf("endpoints %s: %w", want.Name, errForeign))
-	}
 	return errors.Join(errs...)
-}
-
-// familyOf returns the family of the addresses in the Endpoints of a service: its first one.
-func familyOf(o *ObservedService) corev1.IPFamily {
-	if o.family == "" {
-		return corev1.IPv4Protocol
-	}
-	return o.family
 }

@@ -19,22 +19,19 @@ func TestDiffConverges(t *testing.T) {
 	for round := range rounds(30, 6) {
 		r := rand.New(rand.NewPCG(uint64(round), 11))
 		w := newWorld()
-		w.legacy = round%2 == 0
 		for range 100 {
 			w.step(r)
 			if r.IntN(10) == 0 {
 				w.meddle(r)
 			}
 			foreign := w.foreign()
-			for range 2 { // Endpoints follow once their Service exists
-				for _, desired := range Desired(w.Snapshot, w.memo) {
-					want, have := w.want(w.memo, desired.Name)
-					changes := Diff(have, want)
-					w.do(&want, changes, nil)
-				}
-				w.seen()
-				w.show()
+			for _, desired := range Desired(w.Snapshot, w.memo) {
+				want, have := w.want(w.memo, desired.Name)
+				changes := Diff(have, want)
+				w.do(&want, changes, nil)
 			}
+			w.seen()
+			w.show()
 			for _, desired := range Desired(w.Snapshot, NewMemo()) {
 				want, have := w.want(w.memo, desired.Name)
 				if left := Diff(have, want); len(left) > 0 {
@@ -83,9 +80,6 @@ func (w *world) is(t *testing.T, want *Service, have *Observed) {
 				t.Fatalf("slice %s of %s is left", name, want.Name)
 			}
 		}
-	}
-	if _, there := w.endpoints[want.Name]; there != (want.Endpoints && !taken) {
-		t.Fatalf("%s: endpoints %v", want.Name, there)
 	}
 }
 
@@ -145,7 +139,6 @@ func TestDiffOfOneService(t *testing.T) {
 	start := func(t *testing.T) *world {
 		t.Helper()
 		w := newWorld()
-		w.legacy = true
 		w.has(id, k, "web-1", "10.4.0.1")
 		w.says(t, id, newOrigin(k, 1, 80, origin.Traits{}))
 		return w
@@ -164,24 +157,23 @@ func TestDiffOfOneService(t *testing.T) {
 		{"nothing", func(*world) {}, nil},
 		{"another port", func(w *world) { w.origin(id, k, newOrigin(k, 1, 81, origin.Traits{})) }, []string{"patch service"}},
 		{"headless", func(w *world) { w.origin(id, k, newOrigin(k, 1, 80, origin.Traits{Headless: true})) }, []string{
-			"delete service", "create service", "patch endpointslice", "update endpoints",
+			"delete service", "create service", "patch endpointslice",
 		}},
-		{"the origin is gone", func(w *world) { w.origin(id, k, nil) }, []string{"delete service", "delete endpointslice", "delete endpoints"}},
+		{"the origin is gone", func(w *world) { w.origin(id, k, nil) }, []string{"delete service", "delete endpointslice"}},
 		{"not heard of", func(w *world) { w.origin(id, k, nil); w.contact(id, false, false) }, nil},
-		{"endpoints aren't asked for any more", func(w *world) { w.legacy, w.all = false, true }, []string{"delete endpoints"}},
 		{"a person takes the service over", func(w *world) {
 			s := w.services[name].DeepCopy()
 			s.Labels, s.Annotations = nil, nil
 			w.put(s)
 			w.show()
-		}, []string{"delete endpointslice", "delete endpoints"}},
+		}, []string{"delete endpointslice"}},
 		{"something with a finalizer holds up its end", func(w *world) {
 			s := w.services[name].DeepCopy()
 			s.DeletionTimestamp = &now
 			w.put(s)
 			w.show()
 			w.origin(id, k, nil)
-		}, []string{"delete endpointslice", "delete endpoints"}},
+		}, []string{"delete endpointslice"}},
 		{"it is being deleted, and must exist", func(w *world) {
 			s := w.services[name].DeepCopy()
 			s.DeletionTimestamp = &now
@@ -199,16 +191,12 @@ func TestDiffOfOneService(t *testing.T) {
 			w.show()
 			w.origin(id, k, six())
 		}, []string{"patch service"}},
-		{"slice and endpoints are being deleted, and must be others", func(w *world) {
+		{"a slice is being deleted, and must be another one", func(w *world) {
 			for _, sl := range w.slices {
 				sl = sl.DeepCopy()
 				sl.DeletionTimestamp = &now
 				w.putSlice(sl)
 			}
-			e := w.endpoints[name].DeepCopy()
-			e.DeletionTimestamp = &now
-			e.UID, e.ResourceVersion = w.mark(name, e.UID)
-			w.endpoints[name] = e
 			w.show()
 			w.has(id, k, "web-1", "10.4.0.2")
 		}, nil},

@@ -547,36 +547,6 @@ func TestFinalizerCostsOneRequest(t *testing.T) {
 	})
 }
 
-// TestEndpointsObjectsAreRemovedWhenSwitchedOff switches off writing objects of the
-// deprecated Endpoints API.
-func TestEndpointsObjectsAreRemovedWhenSwitchedOff(t *testing.T) {
-	bubble(t, func(t *testing.T, f *fakes) {
-		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.1"})
-		f.gcp.Put(t, "endpoints", &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: home, Name: "foreign"}})
-		exist := func(name string) bool {
-			return f.gcp.Get("endpoints", home, name, &metav1.PartialObjectMetadata{})
-		}
-		await := func(want bool) {
-			t.Helper()
-			wait(t, "the Endpoints of "+webName, func() error {
-				if exist(webName) != want {
-					return fmt.Errorf("they exist: %v", !want)
-				}
-				return nil
-			})
-		}
-		i := f.start(t, func(cfg *Config) { cfg.LegacyEndpoints = true })
-		await(true)
-		i.stop()
-		f.start(t, nil)
-		await(false)
-		if !exist("foreign") {
-			t.Error("foreign Endpoints are gone")
-		}
-		leadsTo(t, f.gcp, webName, "10.4.0.1")
-	})
-}
-
 // TestLocalServerFromABackupConverges restores the local API server from a backup.
 func TestLocalServerFromABackupConverges(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakes) {

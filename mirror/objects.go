@@ -70,10 +70,8 @@ type Service struct {
 	Clusters, Accepted []string
 	LocalFirst         bool
 	Slices             []Slice // sorted by name
-	// Endpoints: an object of that deprecated kind must exist as well.
-	Endpoints bool
-	Conflicts []status.Conflict
-	Tallies   map[string]*Tally // by cluster
+	Conflicts          []status.Conflict
+	Tallies            map[string]*Tally // by cluster
 	// Outdated: endpoints of stale clusters are omitted. Drained are the clusters with
 	// endpoints that are omitted because they are drained. Needed are frontends of stale and
 	// drained clusters that no other one has a ready endpoint for, by cluster.
@@ -98,9 +96,6 @@ type Service struct {
 	keeps    map[string]map[exposed.Frontend]bool
 	sum      sum
 	conflict mcs.Conflict // of an import
-	// family is that of Endpoints; empty: not known yet.
-	family       corev1.IPFamily
-	endpointsSum sum
 }
 
 // Retained is a slice that stays as it is, except for ports that must go.

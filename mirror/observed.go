@@ -54,15 +54,8 @@ type ObservedSlice struct {
 	exposed.Set
 }
 
-// ObservedEndpoints is an Endpoints object of the mirror namespace.
-type ObservedEndpoints struct {
-	identity
-	subsets []exposed.Set
-}
-
-func (o *ObservedService) meta() keep.Meta   { return o.Meta }
-func (o *ObservedSlice) meta() keep.Meta     { return o.Meta }
-func (o *ObservedEndpoints) meta() keep.Meta { return o.Meta }
+func (o *ObservedService) meta() keep.Meta { return o.Meta }
+func (o *ObservedSlice) meta() keep.Meta   { return o.Meta }
 
 // isGlobal reports whether a Service has the marks of a global service.
 func isGlobal(s *corev1.Service) bool {
@@ -134,41 +127,25 @@ func (h summer) observedSlice(s *discoveryv1.EndpointSlice) *ObservedSlice {
 		for i := range s.Endpoints {
 			e := &s.Endpoints[i]
 			for _, text := range e.Addresses {
-				o.Parse(text, e.Conditions.Ready == nil || *e.Conditions.Ready, e.Hostname)
+				o.Parse(text, e.Conditions.Ready == nil || *e.Conditions.Ready)
 			}
 		}
 	}
 	return o
 }
 
-// observedEndpoints reads an Endpoints object. Those of the original tool are adopted with
-// legacy, and otherwise foreign.
-func (h summer) observedEndpoints(e *corev1.Endpoints, legacy bool) *ObservedEndpoints { //nolint:staticcheck // Deprecated, and asked for by SEMAPHORE_MIRROR_LEGACY_ENDPOINTS.
-	o := &ObservedEndpoints{identity: identity{
-		Meta: keep.Meta{Name: e.Name, UID: string(e.UID), ResourceVersion: e.ResourceVersion}, sum: h.endpoints(e),
-		ours:  e.Labels[labelMirrored] == labelValue && (legacy || e.Labels[discoveryv1.LabelSkipMirror] == labelValue),
-		going: e.DeletionTimestamp != nil, by: kube.LastManager(e, fieldManager),
-	}}
-	if o.ours {
-		o.subsets = exposed.Subsets(e)
-	}
-	return o
-}
-
 // Observed is the observed state of one local service. That of an import is its derived one.
 type Observed struct {
-	Service   *ObservedService
-	Import    *ObservedImport
-	Export    *mcs.Export               // of the local cluster, with the same namespace and name
-	Slices    map[string]*ObservedSlice // by name, including foreign ones
-	Endpoints *ObservedEndpoints
+	Service *ObservedService
+	Import  *ObservedImport
+	Export  *mcs.Export               // of the local cluster, with the same namespace and name
+	Slices  map[string]*ObservedSlice // by name, including foreign ones
 }
 
 // local has the objects of the mirror namespace, with indexes.
 type local struct {
-	services  *keep.Ledger[ObservedService]
-	slices    *sliceIndex
-	endpoints *keep.Ledger[ObservedEndpoints]
+	services *keep.Ledger[ObservedService]
+	slices   *sliceIndex
 	// globals are the names of global services by their origin.
 	globals map[origin.Key]map[string]struct{}
 	// made are the numbers of our objects by the cluster of their origin.
@@ -182,17 +159,16 @@ type made struct{ services, slices int }
 
 func newLocal(notify func()) *local {
 	return &local{
-		services:  keep.NewLedger(keep.LedgerConfig[ObservedService]{Meta: (*ObservedService).meta, Notify: notify}),
-		slices:    newSliceIndex(notify),
-		endpoints: keep.NewLedger(keep.LedgerConfig[ObservedEndpoints]{Meta: (*ObservedEndpoints).meta, Notify: notify}),
-		globals:   map[origin.Key]map[string]struct{}{},
-		made:      map[string]made{},
-		imported:  newImported(notify),
+		services: keep.NewLedger(keep.LedgerConfig[ObservedService]{Meta: (*ObservedService).meta, Notify: notify}),
+		slices:   newSliceIndex(notify),
+		globals:  map[origin.Key]map[string]struct{}{},
+		made:     map[string]made{},
+		imported: newImported(notify),
 	}
 }
 
-// update returns the names of local services of which the Service, a slice or the Endpoints
-// object has changed, and the origins of the changed global Services.
+// update returns the names of local services of which the Service or a slice has changed, and
+// the origins of the changed global Services.
 func (l *local) update() (names map[string]struct{}, globals map[origin.Key]struct{}) {
 	names, globals = map[string]struct{}{}, map[origin.Key]struct{}{}
 	for _, c := range l.services.Changes() {
@@ -211,9 +187,6 @@ func (l *local) update() (names map[string]struct{}, globals map[origin.Key]stru
 	for _, c := range l.slices.update(names) {
 		l.countSlice(c.Before, -1)
 		l.countSlice(c.After, 1)
-	}
-	for _, c := range l.endpoints.Changes() {
-		names[c.Key] = struct{}{}
 	}
 	delete(names, "")
 	return names, globals
@@ -257,7 +230,7 @@ func leave[K comparable](groups map[K]map[string]struct{}, k K, name string) {
 // get returns the observed state of a service, and the objects with the names of its
 // desired slices.
 func (l *local) get(name string, want *Service) Observed {
-	return Observed{Service: l.services.Get(name), Slices: l.slices.of(name, want), Endpoints: l.endpoints.Get(name)}
+	return Observed{Service: l.services.Get(name), Slices: l.slices.of(name, want)}
 }
 
 // slicesOf returns our slices of a local service.
@@ -338,9 +311,6 @@ func (l *local) names() map[string]struct{} {
 	names := map[string]struct{}{}
 	for _, s := range l.services.All() {
 		names[s.Name] = struct{}{}
-	}
-	for _, e := range l.endpoints.All() {
-		names[e.Name] = struct{}{}
 	}
 	for name := range l.slices.members {
 		names[name] = struct{}{}

@@ -56,13 +56,6 @@ func slicesOf(namespace string) func(kube.Client) kube.Resource[*discoveryv1.End
 	}
 }
 
-//nolint:staticcheck // See observedEndpoints.
-func endpointsOf(namespace string) func(kube.Client) kube.Resource[*corev1.EndpointsList] {
-	return func(c kube.Client) kube.Resource[*corev1.EndpointsList] {
-		return c.Endpoints(namespace)
-	}
-}
-
 // source has the feeds of the origins of one kind of one cluster, and of their slices.
 type source struct {
 	id      setID
@@ -183,14 +176,13 @@ func (src *source) tasks(served *feeds.Gate) []run.Task {
 
 // localFeeds are the feeds of the mirror namespace, of the nodes, and of path reports.
 type localFeeds struct {
-	services  *kube.Feed[ObservedService]
-	slices    *kube.Feed[ObservedSlice]
-	endpoints *kube.Feed[ObservedEndpoints]
-	nodes     *kube.Feed[localNode]
-	reports   *kube.Feed[seenReport] // nil: no namespace is configured
-	hinted    bool                   // zones are needed
-	zones     map[string]int         // number of nodes
-	faults    map[string]error       // of reports, by name
+	services *kube.Feed[ObservedService]
+	slices   *kube.Feed[ObservedSlice]
+	nodes    *kube.Feed[localNode]
+	reports  *kube.Feed[seenReport] // nil: no namespace is configured
+	hinted   bool                   // zones are needed
+	zones    map[string]int         // number of nodes
+	faults   map[string]error       // of reports, by name
 }
 
 // localFeed returns a feed of objects of the local cluster.
@@ -225,25 +217,12 @@ func (c *Controller) newLocalFeeds() *localFeeds {
 		}
 		return nil
 	})
-	// Those of a previous configuration are found by their labels.
-	left := func(options *metav1.ListOptions) {
-		options.LabelSelector = labelMirrored + "=" + labelValue + "," + discoveryv1.LabelSkipMirror + "=" + labelValue
-	}
-	if c.cfg.LegacyEndpoints {
-		left = nil
-	}
-	h.endpoints = localFeed(c, "own endpoints", &corev1.Endpoints{}, endpointsOf(c.cfg.Namespace), left, func(obj runtime.Object) *ObservedEndpoints { //nolint:staticcheck // See observedEndpoints.
-		if e, ok := obj.(*corev1.Endpoints); ok { //nolint:staticcheck // See observedEndpoints.
-			return sums.observedEndpoints(e, c.cfg.LegacyEndpoints)
-		}
-		return nil
-	})
 	h.nodes, h.reports = c.newNodes(), c.newReports()
 	return h
 }
 
 func (h *localFeeds) tasks() []run.Task {
-	tasks := []run.Task{h.services, h.slices, h.endpoints, h.nodes}
+	tasks := []run.Task{h.services, h.slices, h.nodes}
 	if h.reports != nil {
 		tasks = append(tasks, h.reports)
 	}
@@ -251,12 +230,10 @@ func (h *localFeeds) tasks() []run.Task {
 }
 
 // read updates the snapshot of the mirror namespace, and reports whether it is synced.
-// Without legacy, Endpoints needn't be.
 func (h *localFeeds) read(s *Snapshot) (known bool) {
 	services, slices := observe(h.services, s.local.services, byName), observe(h.slices, s.local.slices.Ledger, byName)
-	endpoints := observe(h.endpoints, s.local.endpoints, byName)
 	s.observe()
-	return services && slices && (endpoints || !s.legacy)
+	return services && slices
 }
 
 // observe passes the changes of a feed to a ledger, whose names are made of the keys of the feed.

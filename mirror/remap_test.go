@@ -63,8 +63,8 @@ func (i *instance) mapOf(t *testing.T, cluster, state string) {
 	})
 }
 
-// TestMapIsFollowedByEveryKindOfObject has a mirror, a global service and their Endpoints objects
-// while the map of a node changes and goes. No write leaves one without addresses.
+// TestMapIsFollowedByEveryKindOfObject has a mirror and a global service while the map of a node
+// changes and goes. No write leaves one without addresses.
 func TestMapIsFollowedByEveryKindOfObject(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakes) {
 		publish(t, f.aws, "node-1", toVirtual)
@@ -76,27 +76,17 @@ func TestMapIsFollowedByEveryKindOfObject(t *testing.T) {
 				if all, _, _ := unstructured.NestedSlice(o.Object, "endpoints"); r.Resource == "endpointslices" && len(all) == 0 {
 					empty.Add(1)
 				}
-				if all, _, _ := unstructured.NestedSlice(o.Object, "subsets"); r.Resource == "endpoints" && len(all) == 0 {
-					empty.Add(1)
-				}
 				return nil
 			}
 		})
 		i := f.start(t, func(cfg *Config) {
 			onlyVirtual(cfg)
-			cfg.GlobalSelector, cfg.LegacyEndpoints = selector(t, globalMark+"=true"), true
+			cfg.GlobalSelector = selector(t, globalMark+"=true")
 		})
 		check := func(network string) {
 			t.Helper()
 			leadsTo(t, f.gcp, webName, network+".0.1", network+".0.2")
 			leadsTo(t, f.gcp, "gl-shop-73736d-all", network+".0.3")
-			wait(t, "the Endpoints of "+webName, func() error {
-				var e corev1.Endpoints //nolint:staticcheck // See observedEndpoints.
-				if !f.gcp.Get("endpoints", home, webName, &e) || len(e.Subsets) == 0 || !strings.HasPrefix(e.Subsets[0].Addresses[0].IP, network) {
-					return fmt.Errorf("%+v", e.Subsets)
-				}
-				return nil
-			})
 		}
 		check("10.200")
 		i.mapOf(t, "aws", status.MapKnown)
@@ -105,7 +95,7 @@ func TestMapIsFollowedByEveryKindOfObject(t *testing.T) {
 		publish(t, f.aws, "node-1", toOther)
 		check("10.201")
 		synctest.Wait()
-		if n := len(f.gcp.Writes()) - before; n != 5 { // three slices and two Endpoints
+		if n := len(f.gcp.Writes()) - before; n != 3 { // the slices
 			t.Errorf("%d writes for a changed map: %v", n, f.gcp.Writes()[before:])
 		}
 		time.Sleep(time.Minute)

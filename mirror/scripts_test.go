@@ -143,7 +143,7 @@ func (s *story) restarts(clusters []string) {
 	}
 	s.restart(s.clusters...)
 	maps.Copy(s.maps, before.maps)
-	s.paths, s.legacy, s.localMinimum = withdrawal.New[origin.ID](), before.legacy, before.localMinimum
+	s.paths, s.localMinimum = withdrawal.New[origin.ID](), before.localMinimum
 	if len(clusters) > 0 {
 		s.setRemoveAt(time.Unix(1e9, 0))
 	}

@@ -102,9 +102,7 @@ type Snapshot struct {
 	importsKnown bool
 	// departed are those of them that left in order: theirs are removed at once.
 	departed map[string]bool
-	// legacy: Endpoints are written as well.
-	legacy bool
-	paths  *withdrawal.Table[origin.ID]
+	paths    *withdrawal.Table[origin.ID]
 	// maps are those of the nodes of remotes. Origins of remapping are to be recomputed because
 	// of them.
 	maps      map[string]*virtual.Table
@@ -374,11 +372,6 @@ func (s *Snapshot) want(m *Memo, name string) (Service, Observed) {
 		w.Until = s.removeAt
 	}
 	w.keep(have, func(o *ObservedSlice) (Retained, bool) { return s.keeps(planned, o) })
-	w.Endpoints = s.legacy && !w.Absent
-	if w.Endpoints && have.Service != nil {
-		w.family = familyOf(have.Service)
-		w.endpointsSum = s.sums.endpoints(w.endpoints("", w.family))
-	}
 	return w, have
 }
 

@@ -17,7 +17,6 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
-	"github.com/kube-semaphore/kube-semaphore/mirror/exposed"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
@@ -169,12 +168,11 @@ func TestRetainedSlicesLoseTheirOtherPorts(t *testing.T) {
 	})
 }
 
-// TestEndpointsKeepWhatIsRetained restarts with Endpoints while a remote is out of reach.
-func TestEndpointsKeepWhatIsRetained(t *testing.T) {
+// TestSlicesOfAnUnknownClusterAreRetained restarts while a remote is out of reach.
+func TestSlicesOfAnUnknownClusterAreRetained(t *testing.T) {
 	web := origin.Key{Namespace: "shop", Name: "web"}
 	aws, merit := setID{"aws", merged}, setID{"merit", merged}
 	w := newWorld()
-	w.legacy = true
 	ports := []origin.Port{tcp("http", 80), tcp("metrics", 90)}
 	hear := func(id setID, ports []origin.Port, offered ...string) {
 		o := newOrigin(web, 1, 80, origin.Traits{})
@@ -186,7 +184,8 @@ func TestEndpointsKeepWhatIsRetained(t *testing.T) {
 	has := func(want ...string) {
 		t.Helper()
 		var got []string
-		for _, s := range exposed.Subsets(w.endpoints[globalName]) {
+		for _, sl := range w.slices {
+			s := w.sums.observedSlice(sl)
 			for i, address := range s.Addresses {
 				for _, p := range s.Ports {
 					text := fmt.Sprintf("%v %s", address, *p.Name)
@@ -199,7 +198,7 @@ func TestEndpointsKeepWhatIsRetained(t *testing.T) {
 		}
 		slices.Sort(got)
 		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("the Endpoints (-want +got):\n%s", diff)
+			t.Errorf("addresses and ports (-want +got):\n%s", diff)
 		}
 	}
 	hear(aws, ports, "http,metrics 10.4.0.1 !10.4.0.2")
@@ -207,7 +206,6 @@ func TestEndpointsKeepWhatIsRetained(t *testing.T) {
 	all := []string{"!10.4.0.2 http", "!10.4.0.2 metrics", "10.4.0.1 http", "10.4.0.1 metrics", "10.6.0.1 http"}
 	has(all...)
 	w.restart(testClusters()...)
-	w.legacy = true
 	w.contact(setID{"gcp", merged}, true, false)
 	version := w.version
 	w.settle(t)

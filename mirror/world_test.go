@@ -28,9 +28,8 @@ type world struct {
 	version int
 	clock   time.Time // of reports of paths
 
-	services  map[string]*corev1.Service
-	slices    map[string]*discoveryv1.EndpointSlice
-	endpoints map[string]*corev1.Endpoints //nolint:staticcheck // See observedEndpoints.
+	services map[string]*corev1.Service
+	slices   map[string]*discoveryv1.EndpointSlice
 }
 
 func testClusters() []clusterConfig {
@@ -49,7 +48,6 @@ func newWorld(clusters ...clusterConfig) *world {
 	w := &world{
 		clock:    epoch,
 		services: map[string]*corev1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{},
-		endpoints: map[string]*corev1.Endpoints{}, //nolint:staticcheck // See observedEndpoints.
 	}
 	w.restart(clusters...)
 	for _, id := range w.order {
@@ -83,7 +81,7 @@ func (w *world) again() {
 		w.contact(id, before.sets[id].synced, before.sets[id].stale)
 	}
 	w.paths, w.drained = before.paths, before.drained
-	w.zones, w.removeAt, w.legacy = before.zones, before.removeAt, before.legacy
+	w.zones, w.removeAt = before.zones, before.removeAt
 }
 
 func configs(s *Snapshot) []clusterConfig {
@@ -100,9 +98,6 @@ func configs(s *Snapshot) []clusterConfig {
 func (w *world) show() {
 	observeAll(w.local.services, w.services, w.sums.observedService)
 	observeAll(w.local.slices.Ledger, w.slices, w.sums.observedSlice)
-	observeAll(w.local.endpoints, w.endpoints, func(e *corev1.Endpoints) *ObservedEndpoints { //nolint:staticcheck // See observedEndpoints.
-		return w.sums.observedEndpoints(e, w.legacy)
-	})
 	w.observe()
 }
 
@@ -148,14 +143,8 @@ func (w *world) do(want *Service, changes []Change, fails func(*Change) bool) {
 			sl := w.slices[c.Name].DeepCopy()
 			sl.Ports = c.Ports
 			w.putSlice(sl)
-		case c.Object == aSlice:
-			w.putSlice(c.Slice.object(home, want.Name))
-		case c.Verb == verbDelete:
-			delete(w.endpoints, c.Name)
 		default:
-			e := want.endpoints(home, want.family)
-			e.UID, e.ResourceVersion = w.mark(e.Name, "")
-			w.endpoints[e.Name] = e
+			w.putSlice(c.Slice.object(home, want.Name))
 		}
 	}
 }

@@ -49,7 +49,7 @@ func prepare(cfg config.Mirror, log *slog.Logger) (*manager.Manager, error) {
 	settings := mirror.Config{
 		Cluster: cfg.ClusterName, Namespace: cfg.MirrorNamespace, Client: m.Client,
 		LocalMinimum: cfg.LocalMinimum, ReportNamespace: cmp.Or(cfg.Namespace, cfg.MirrorNamespace),
-		LegacyEndpoints: cfg.LegacyEndpoints, MultiCluster: cfg.MultiCluster != config.MultiClusterOff, MultiClusterRequired: cfg.MultiCluster == config.MultiClusterOn,
+		MultiCluster: cfg.MultiCluster != config.MultiClusterOff, MultiClusterRequired: cfg.MultiCluster == config.MultiClusterOn,
 		RemovalGrace: cfg.RemovalGrace, Departed: cfg.Departed, WatchMetrics: watches, Logger: log,
 	}
 	for _, s := range []struct {

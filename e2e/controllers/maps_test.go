@@ -86,7 +86,7 @@ func (m *mapBed) controllers(t *testing.T, subnets ...string) (mirrors *mirrorIn
 	}
 	mirrors = m.start(t, func(cfg *mirror.Config) {
 		cfg.Remotes = slices.DeleteFunc(cfg.Remotes, func(r mirror.Remote) bool { return r.Name != "aws" })
-		cfg.Remotes[0].PodSubnets, cfg.LegacyEndpoints = prefixes, true
+		cfg.Remotes[0].PodSubnets = prefixes
 	})
 	sets = m.policies.start(t, m.gcp, func(cfg *policy.Config) { cfg.Remotes[0].Rules.Subnets = prefixes }, m.aws)
 	return mirrors, sets
@@ -96,22 +96,6 @@ func (m *mapBed) controllers(t *testing.T, subnets ...string) (mirrors *mirrorIn
 func (m *mapBed) want(t *testing.T, addresses ...string) {
 	t.Helper()
 	m.leadsTo(t, webName, addresses...)
-	wait(t, "the Endpoints", func() error {
-		e, err := m.gcp.Client().CoreV1().Endpoints(home).Get(t.Context(), webName, metav1.GetOptions{}) //nolint:staticcheck // Ours are among them.
-		if err != nil {
-			return err
-		}
-		var all []string
-		for i := range e.Subsets {
-			for _, a := range e.Subsets[i].Addresses {
-				all = append(all, a.IP)
-			}
-		}
-		if slices.Sort(all); !slices.Equal(all, addresses) {
-			return fmt.Errorf("%v, want %v", all, addresses)
-		}
-		return nil
-	})
 	expect(t, m.sets, contents{"aws-shop-web": set("aws", "shop", "web", addresses...)})
 }
 

@@ -170,8 +170,7 @@ func (b *mirrorBed) clean(t *testing.T) {
 			}
 		}
 		for _, namespace := range namespaces(ctx, t, c) {
-			must(t, c.Client().DiscoveryV1().EndpointSlices(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}),
-				c.Client().CoreV1().Endpoints(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})) //nolint:staticcheck // Ours are among them.
+			must(t, c.Client().DiscoveryV1().EndpointSlices(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 		}
 	}
 }

@@ -1,7 +1,6 @@
 package controllers_test
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -208,68 +207,6 @@ func (b *mirrorBed) recorded(t *testing.T, name, reason string) {
 		all := eventsAbout(t, b.gcp, name)
 		if !slices.ContainsFunc(all, func(e corev1.Event) bool { return e.Reason == reason }) {
 			return fmt.Errorf("%d others", len(all))
-		}
-		return nil
-	})
-}
-
-func (b *mirrorBed) testLegacyEndpoints(t *testing.T) {
-	i := b.start(t, func(cfg *mirror.Config) { cfg.LegacyEndpoints = true })
-	s := svc("fluentd")
-	sl := slice(s, "fluentd-1", "10.4.0.2", "10.4.0.3")
-	no := false
-	sl.Endpoints[1].Conditions.Ready = &no
-	must(t, putService(t.Context(), b.aws, "sys-log", s, sl))
-	const name = "aws-sys-log-73736d-fluentd"
-	api := b.gcp.Client().CoreV1().Endpoints(home)
-	read := func() (string, error) {
-		e, err := api.Get(t.Context(), name, metav1.GetOptions{})
-		if err != nil {
-			return "", err
-		}
-		text := "skip-mirror=" + e.Labels[discoveryv1.LabelSkipMirror]
-		for _, s := range e.Subsets {
-			for _, a := range s.Addresses {
-				text += fmt.Sprintf(" %s:%d", a.IP, s.Ports[0].Port)
-			}
-			for _, a := range s.NotReadyAddresses {
-				text += fmt.Sprintf(" (%s)", a.IP)
-			}
-		}
-		return text, nil
-	}
-	is := func(want string) {
-		t.Helper()
-		wait(t, "endpoints", func() error {
-			got, err := read()
-			if err == nil && got != want {
-				err = fmt.Errorf("%q, want %q", got, want)
-			}
-			return err
-		})
-	}
-	is("skip-mirror=true 10.4.0.2:8080 (10.4.0.3)")
-	before := b.quiet(t, i)
-	must(t, putSlice(t.Context(), b.aws, "sys-log", slice(s, "fluentd-1", "10.4.0.3", "10.4.0.2")))
-	is("skip-mirror=true 10.4.0.2:8080 10.4.0.3:8080")
-	if n := b.quiet(t, i) - before; n != 2 {
-		t.Errorf("%d writes, want one of the slice and one of the endpoints", n)
-	}
-	_, err := api.Patch(t.Context(), name, types.MergePatchType, []byte(`{"subsets":[]}`), metav1.PatchOptions{})
-	must(t, err)
-	is("skip-mirror=true 10.4.0.2:8080 10.4.0.3:8080")
-
-	// A restart writes nothing.
-	i.stop()
-	i = b.start(t, func(cfg *mirror.Config) { cfg.LegacyEndpoints = true })
-	if n := b.quiet(t, i); n != 0 {
-		t.Errorf("%d writes after a restart", n)
-	}
-	must(t, removeService(t.Context(), b.aws, "sys-log", "fluentd"))
-	b.gone(t, name)
-	wait(t, "the removal of the Endpoints", func() error {
-		if _, err := read(); err == nil {
-			return errors.New("they exist")
 		}
 		return nil
 	})

@@ -27,7 +27,6 @@ func TestServiceMirror(t *testing.T) {
 		{"long and colliding names", (*mirrorBed).testNames},
 		{"drift is repaired", (*mirrorBed).testDrift},
 		{"what isn't ours stays", (*mirrorBed).testForeign},
-		{"deprecated endpoints", (*mirrorBed).testLegacyEndpoints},
 		{"global service", (*mirrorBed).testGlobal},
 		{"mirrors of each other's mirrors", (*mirrorBed).testMirrorsOfMirrors},
 		{"conflicts of a global service", (*mirrorBed).testConflicts},

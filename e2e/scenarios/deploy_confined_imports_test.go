@@ -73,7 +73,7 @@ func TestServiceMirrorWritesOnlyImports(t *testing.T) {
 	must(t, cluster.Apply(t.Context(), append(multiclusterCRDs(t), withImports(t))...))
 	// Every right, so that the policies refuse and not RBAC.
 	must(t, cluster.Grant(t.Context(), systemNamespace, mirrorAccount,
-		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"services", "services/status", "endpoints"}, Verbs: []string{"*"}},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"services", "services/status"}, Verbs: []string{"*"}},
 		rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"*"}},
 		rbacv1.PolicyRule{APIGroups: []string{v1beta1.GroupName}, Resources: []string{"*"}, Verbs: []string{"*"}},
 	))
@@ -286,8 +286,6 @@ func importedSlices(t *testing.T, own, admin kubernetes.Interface, owner types.U
 	}
 	refused(t, slices.Delete(t.Context(), "web-1", dryDelete), "")
 	refused(t, slices.Delete(t.Context(), "users", dryDelete), notOurs)
-	_, err := own.CoreV1().Endpoints("shop").Create(t.Context(), &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Name: derivedName}}, dryCreate) //nolint:staticcheck // Which is refused.
-	refused(t, err, "may only create, patch and delete endpoint slices")
 }
 
 func importsAndExports(t *testing.T, own, admin kube.Client) {

@@ -37,7 +37,7 @@ func confined(t *testing.T, folder, account string, definitions ...string) (clus
 	must(t, cluster.Apply(t.Context(), append(definitions, filepath.Join(deployFolder(t), folder))...))
 	for _, namespace := range []string{systemNamespace, "elsewhere"} {
 		must(t, cluster.Grant(t.Context(), namespace, account,
-			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"services", "services/status", "endpoints", "events"}, Verbs: []string{"*"}},
+			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"services", "services/status", "events"}, Verbs: []string{"*"}},
 			rbacv1.PolicyRule{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"*"}},
 			rbacv1.PolicyRule{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"*"}},
 			rbacv1.PolicyRule{APIGroups: []string{"semaphore.uw.io"}, Resources: []string{"wireguardpeers"}, Verbs: []string{"*"}},
@@ -330,45 +330,6 @@ func mirrorEndpoints(t *testing.T, own, admin kubernetes.Interface) {
 		refused(t, slices.DeleteCollection(t.Context(), dryDelete, metav1.ListOptions{}), notOurs)
 	})
 	t.Run("deletion of a foreign slice", func(t *testing.T) { refused(t, slices.Delete(t.Context(), "foreign", dryDelete), notOurs) })
-
-	//nolint:staticcheck // The mirror writes them where asked for.
-	old := func(name string, change func(*corev1.Endpoints)) *corev1.Endpoints {
-		e := &corev1.Endpoints{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"mirrored-svc": "true", discoveryv1.LabelSkipMirror: "true"}},
-			Subsets:    []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: "10.4.0.1"}}, Ports: []corev1.EndpointPort{{Port: port}}}},
-		}
-		if change != nil {
-			change(e)
-		}
-		return e
-	}
-	api := own.CoreV1().Endpoints(systemNamespace) //nolint:staticcheck // See above.
-	for _, c := range []struct {
-		name   string
-		change func(*corev1.Endpoints) //nolint:staticcheck // See above.
-		want   string
-	}{
-		{"as they are", nil, ""},
-		{"without a mark", func(e *corev1.Endpoints) { delete(e.Labels, "mirrored-svc") }, labels},               //nolint:staticcheck // See above.
-		{"that are copied", func(e *corev1.Endpoints) { delete(e.Labels, discoveryv1.LabelSkipMirror) }, labels}, //nolint:staticcheck // See above.
-		{"of a foreign service", func(e *corev1.Endpoints) { e.Name = "foreign" }, noService},                    //nolint:staticcheck // See above.
-		{"on a node", func(e *corev1.Endpoints) { e.Subsets[0].Addresses[0].NodeName = &node }, addresses},       //nolint:staticcheck // See above.
-		{"of a pod", func(e *corev1.Endpoints) { //nolint:staticcheck // See above.
-			e.Subsets[0].Addresses[0].TargetRef = &corev1.ObjectReference{Kind: "Pod", Name: "x"}
-		}, addresses},
-	} {
-		t.Run("endpoints created "+c.name, func(t *testing.T) {
-			_, err := api.Create(t.Context(), old(ourService, c.change), dryCreate)
-			refused(t, err, c.want)
-		})
-	}
-	unmarked := old("gcp-default-73736d-foreign", func(e *corev1.Endpoints) { e.Labels = nil })                  //nolint:staticcheck // See above.
-	made, err := admin.CoreV1().Endpoints(systemNamespace).Create(t.Context(), unmarked, metav1.CreateOptions{}) //nolint:staticcheck // See above.
-	must(t, err)
-	made.Labels = old("", nil).Labels
-	_, err = api.Update(t.Context(), made, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
-	refused(t, err, notOurs)
-	refused(t, api.Delete(t.Context(), made.Name, dryDelete), notOurs)
 }
 
 // metadata are changes of Leases and Events that no program of ours makes: finalizers,

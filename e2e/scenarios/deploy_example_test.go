@@ -76,7 +76,6 @@ func startExample(t *testing.T) *example {
 		must(t, err)
 		must(t, e.pods[i].Serve(t.Context(), programs.PodPort, nil))
 	}
-	e.set(t, e.clusters[1], "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS", "true")
 	e.handOver(t, "aws", "gcp")
 	e.handOver(t, "gcp", "aws")
 	return e

@@ -55,13 +55,6 @@ func (e *example) mirrors(t *testing.T, from int) {
 		if err == nil && (len(slices.Items) != 1 || *slices.Items[0].Ports[0].Port != port) {
 			err = fmt.Errorf("it has the endpoint slices %v", slices.Items)
 		}
-		if err != nil || e.clusters[1-from].Name != "gcp" {
-			return err
-		}
-		old, err := local.CoreV1().Endpoints(systemNamespace).Get(ctx, mirror, metav1.GetOptions{}) //nolint:staticcheck // Asked for.
-		if err == nil && (len(old.Subsets) != 1 || old.Subsets[0].Ports[0].Port != port) {
-			err = fmt.Errorf("it has the endpoints %v", old.Subsets)
-		}
 		return err
 	}
 	eventually(t, time.Minute, "the mirror", mirrored)
@@ -78,8 +71,7 @@ func (e *example) mirrors(t *testing.T, from int) {
 	must(t, remote.CoreV1().Services("default").Delete(t.Context(), service.Name, metav1.DeleteOptions{}))
 	eventually(t, time.Minute, "the mirror to go", func(ctx context.Context) error {
 		_, err := local.CoreV1().Services(systemNamespace).Get(ctx, mirror, metav1.GetOptions{})
-		_, old := local.CoreV1().Endpoints(systemNamespace).Get(ctx, mirror, metav1.GetOptions{}) //nolint:staticcheck // Asked for.
-		return errors.Join(absent(err), absent(old))
+		return absent(err)
 	})
 }
 

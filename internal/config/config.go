@@ -225,7 +225,6 @@ type Mirror struct {
 	RoutingStrategyLabel string `envconfig:"GLOBAL_ROUTING_STRATEGY_LABEL" is:"selector" flag:"global-svc-routing-strategy-label" file:"global.globalSvcRoutingStrategyLabel" empty:"off" default:"mirror.semaphore.uw.io/global-service-routing-strategy=local-first" desc:"label selector of global services that prefer local endpoints (empty: none)"`
 	LocalMinimum         int    `envconfig:"GLOBAL_LOCAL_MINIMUM" default:"1" range:"1,1000000" desc:"minimum number of ready local endpoints for a global service to prefer them; a label of the service overrides it"`
 	MultiCluster         string `envconfig:"MCS" default:"auto" oneof:"auto,on,off" desc:"whether exported services are imported (Multi-Cluster Services API): auto (if the cluster has the CRDs, and the account the rights), on (without them is an error), or off"`
-	LegacyEndpoints      bool   `envconfig:"MIRROR_LEGACY_ENDPOINTS" default:"false" desc:"whether to write objects of the deprecated Endpoints API as well"`
 	Removal
 }
 

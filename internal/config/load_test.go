@@ -186,7 +186,7 @@ func TestListenAddressOfANode(t *testing.T) {
 }
 
 func TestMirrorFromEnvironment(t *testing.T) {
-	setenv(t, env("SEMAPHORE_GLOBAL_SELECTOR", "", "SEMAPHORE_MIRROR_NAMESPACE", "mirrors", "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS", "true"))
+	setenv(t, env("SEMAPHORE_GLOBAL_SELECTOR", "", "SEMAPHORE_MIRROR_NAMESPACE", "mirrors"))
 	got, warnings, err := LoadMirror(nil)
 	if err != nil || len(warnings) > 0 {
 		t.Fatalf("warnings %q, error %v", warnings, err)
@@ -199,7 +199,6 @@ func TestMirrorFromEnvironment(t *testing.T) {
 		MirrorSelector:       "mirror.semaphore.uw.io/mirror-service=true",
 		RoutingStrategyLabel: "mirror.semaphore.uw.io/global-service-routing-strategy=local-first",
 		LocalMinimum:         1,
-		LegacyEndpoints:      true,
 		MultiCluster:         MultiClusterAuto,
 		Removal:              Removal{RemovalGrace: 10 * time.Minute},
 	}
@@ -482,7 +481,7 @@ func TestHelpNamesEverySetting(t *testing.T) {
 		},
 		"mirror": {
 			"SEMAPHORE_LEADER_ELECTION", "SEMAPHORE_NAMESPACE", "SEMAPHORE_REMOVAL_GRACE", "SEMAPHORE_MIRROR_NAMESPACE", "SEMAPHORE_MIRROR_SELECTOR",
-			"SEMAPHORE_GLOBAL_SELECTOR", "SEMAPHORE_GLOBAL_ROUTING_STRATEGY_LABEL", "SEMAPHORE_MIRROR_LEGACY_ENDPOINTS", "-config",
+			"SEMAPHORE_GLOBAL_SELECTOR", "SEMAPHORE_GLOBAL_ROUTING_STRATEGY_LABEL", "-config",
 		},
 		"tokens": {"SEMAPHORE_NAMESPACE", "-all"},
 		"relay":  {"SEMAPHORE_LEADER_ELECTION", "SEMAPHORE_NAMESPACE"},

@@ -26,7 +26,6 @@ import (
 // client-go's clientset, which package clientset adapts to Client, links the types of all
 // groups of Kubernetes, a third of a program's size.
 type Client interface {
-	Endpoints(namespace string) Objects[*corev1.Endpoints, *corev1.EndpointsList] //nolint:staticcheck // The mirror writes them for clients that still read them.
 	EndpointSlices(namespace string) Objects[*discoveryv1.EndpointSlice, *discoveryv1.EndpointSliceList]
 	Events(namespace string) Objects[*corev1.Event, *corev1.EventList]
 	Leases(namespace string) Objects[*coordinationv1.Lease, *coordinationv1.LeaseList]
@@ -104,11 +103,6 @@ var builtin = sync.OnceValue(func() runtime.NegotiatedSerializer {
 // groups are the clients of each group.
 type groups struct {
 	authentication, authorization, coordination, core, discovery, networking, multicluster, semaphore rest.Interface
-}
-
-//nolint:staticcheck // See Client.
-func (g *groups) Endpoints(namespace string) Objects[*corev1.Endpoints, *corev1.EndpointsList] {
-	return NewObjects[corev1.Endpoints, corev1.EndpointsList](g.core, "endpoints", namespace)
 }
 
 func (g *groups) EndpointSlices(namespace string) Objects[*discoveryv1.EndpointSlice, *discoveryv1.EndpointSliceList] {

@@ -156,7 +156,6 @@ func TestClientsSendTheSame(t *testing.T) {
 						}
 					}
 				}
-				compare("endpoints", verbs(ctx, theirs.CoreV1().Endpoints("n"), &corev1.Endpoints{}), verbs(ctx, ours.Endpoints("n"), &corev1.Endpoints{})...) //nolint:staticcheck // See Client.
 				compare("slices", verbs(ctx, theirs.DiscoveryV1().EndpointSlices("n"), &discoveryv1.EndpointSlice{}), verbs(ctx, ours.EndpointSlices("n"), &discoveryv1.EndpointSlice{})...)
 				compare("events", verbs(ctx, theirs.CoreV1().Events("n"), &corev1.Event{}), verbs(ctx, ours.Events("n"), &corev1.Event{})...)
 				compare("leases", verbs(ctx, theirs.CoordinationV1().Leases("n"), &coordinationv1.Lease{}), verbs(ctx, ours.Leases("n"), &coordinationv1.Lease{})...)

@@ -6,10 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-
-	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 // Set are addresses and ports that clients use.
@@ -17,21 +14,12 @@ type Set struct {
 	Ports     []discoveryv1.EndpointPort // with names and protocols
 	Addresses []netip.Addr               // the ready ones first
 	Ready     int                        // their number
-	hostnames map[netip.Addr]string
 }
 
 // Parse adds an address, if it is one.
-func (e *Set) Parse(text string, ready bool, hostname *string) {
-	address, err := netip.ParseAddr(text)
-	if err != nil {
-		return
-	}
-	e.Add(address, ready)
-	if hostname != nil {
-		if e.hostnames == nil {
-			e.hostnames = map[netip.Addr]string{}
-		}
-		e.hostnames[address] = *hostname
+func (e *Set) Parse(text string, ready bool) {
+	if address, err := netip.ParseAddr(text); err == nil {
+		e.Add(address, ready)
 	}
 }
 
@@ -42,18 +30,6 @@ func (e *Set) Add(address netip.Addr, ready bool) {
 		e.Addresses[e.Ready], e.Addresses[last] = address, e.Addresses[e.Ready]
 		e.Ready++
 	}
-}
-
-// Endpoints returns the addresses as endpoints.
-func (e *Set) Endpoints() []origin.Endpoint {
-	all := make([]origin.Endpoint, len(e.Addresses))
-	for i, address := range e.Addresses {
-		all[i] = origin.Endpoint{Address: address, Hostname: e.hostnames[address], Ready: origin.True}
-		if i >= e.Ready {
-			all[i].Ready = origin.False
-		}
-	}
-	return all
 }
 
 // Loses reports whether something in a must go for b: an address, a port of one, or that it is
@@ -101,22 +77,4 @@ func lacks(have, ports []discoveryv1.EndpointPort) bool {
 		all[id(&have[i])] = true
 	}
 	return slices.ContainsFunc(ports, func(p discoveryv1.EndpointPort) bool { return !all[id(&p)] })
-}
-
-// Subsets returns what an Endpoints object exposes.
-func Subsets(e *corev1.Endpoints) []Set { //nolint:staticcheck // See mirror.observedEndpoints.
-	all := make([]Set, len(e.Subsets))
-	for i := range e.Subsets {
-		s := &e.Subsets[i]
-		for _, p := range s.Ports {
-			all[i].Ports = append(all[i].Ports, discoveryv1.EndpointPort{Name: &p.Name, Protocol: &p.Protocol, Port: &p.Port})
-		}
-		for j := range s.Addresses {
-			all[i].Parse(s.Addresses[j].IP, true, nil)
-		}
-		for j := range s.NotReadyAddresses {
-			all[i].Parse(s.NotReadyAddresses[j].IP, false, nil)
-		}
-	}
-	return all
 }

@@ -22,11 +22,6 @@ func Client(all kubernetes.Interface) kube.Client { return client{all} }
 
 type client struct{ all kubernetes.Interface }
 
-//nolint:staticcheck // See kube.Client.
-func (c client) Endpoints(namespace string) kube.Objects[*corev1.Endpoints, *corev1.EndpointsList] {
-	return c.all.CoreV1().Endpoints(namespace)
-}
-
 func (c client) EndpointSlices(namespace string) kube.Objects[*discoveryv1.EndpointSlice, *discoveryv1.EndpointSliceList] {
 	return c.all.DiscoveryV1().EndpointSlices(namespace)
 }

@@ -170,7 +170,6 @@ func (a *API) Restore(b Backup) {
 // kinds are those that the API server serves, by resource.
 func kinds() map[string]metav1.TypeMeta {
 	return map[string]metav1.TypeMeta{
-		"endpoints":         {Kind: "Endpoints", APIVersion: "v1"},
 		"endpointslices":    {Kind: "EndpointSlice", APIVersion: "discovery.k8s.io/v1"},
 		"events":            {Kind: "Event", APIVersion: "v1"},
 		"globalnetworksets": {Kind: "GlobalNetworkSet", APIVersion: "projectcalico.org/v3"},
