@@ -33,7 +33,7 @@
 // An API server compacts each five minutes what was overwritten five minutes before or earlier, so
 // etcd has what was written in ten minutes. With the default limits a program writes at most
 // 32 MiB + 600 s * 1.25 MiB/s = 782 MiB in these, semaphore-relay less than 100 MiB: all three
-// programs together 1.65 GiB, below etcd's default quota of 2 GiB.
+// programs together less than 1.65 GiB. etcd's default quota is 2 GiB.
 //
 // [golang.org/x/time/rate] has the buckets. It lacks an order of those that wait: the first one to
 // ask is the first one served, a thousand large ones before a small one.

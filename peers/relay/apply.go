@@ -12,6 +12,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/pace"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 	"github.com/kube-semaphore/kube-semaphore/peers/shards"
 )
@@ -47,10 +48,10 @@ func (c *Controller) apply(ctx context.Context, key Key) error {
 			return err
 		}
 	}
-	if wrote {
-		if waits, err := c.change(ctx, key, have, want); err != nil || waits {
-			return err
-		}
+	if !wrote {
+		c.pace.Take(key)
+	} else if waits, err := c.change(ctx, key, have, want); err != nil || waits {
+		return err
 	}
 	switch {
 	case key.Shard != "" && wrote:
@@ -91,24 +92,23 @@ func matches(have *v1alpha1.WireguardPeers, want *v1alpha1.Spec) bool {
 // change writes an object, unless others override its writes and the next one must wait.
 func (c *Controller) change(ctx context.Context, key Key, have *v1alpha1.WireguardPeers, want *v1alpha1.Spec) (waits bool, err error) {
 	_, past := c.term()
-	w := keep.Write{Object: key.name(), Have: fingerprint(have)}
+	w, size := keep.Write{Object: key.name(), Have: fingerprint(have)}, 0
 	if want != nil {
-		w.Want = fingerprint(c.object(key, want))
+		o := c.object(key, want)
+		w.Want, size = fingerprint(o), sizeOf(o)
 	}
 	if have != nil {
 		w.By = have.Annotations[changedBy]
 	}
 	if wait := past.Review(ctx, key, time.Now(), []keep.Write{w})[0]; wait > 0 {
+		c.pace.Take(key)
 		c.write(wait, key)
 		return true, nil
 	}
-	if s := c.sources[key.Cluster]; s != nil {
-		if err := s.limiter.Wait(ctx); err != nil {
-			return false, fmt.Errorf("wait to write %s: %w", key.name(), err)
-		}
+	if !c.pace.Take(key, pace.Write{Cluster: key.Cluster, Object: key.name(), Bytes: size})[0] {
+		return false, fmt.Errorf("%s: %w", key.name(), keep.ErrWaits)
 	}
 	verb, stored, err := c.put(ctx, key, have, want)
-	c.pace.wrote(key, time.Now())
 	c.Metrics.wrote(key.Cluster, verb, err)
 	if err == nil {
 		var fields []string
@@ -179,6 +179,13 @@ func (c *Controller) reread(ctx context.Context, key Key, was *v1alpha1.Wireguar
 		c.ledger.Wrote(o)
 	}
 	return fmt.Errorf("%w: %w", keep.ErrOutdated, why)
+}
+
+// sizeOf returns the size of an object in bytes, as etcd has it.
+func sizeOf(o *v1alpha1.WireguardPeers) int {
+	const rest = 150           // UID, time of creation, generation
+	text, _ := json.Marshal(o) // it can't be invalid JSON, either
+	return rest + len(text)
 }
 
 // fingerprint returns a hash of what is written of an object; 0: it doesn't exist.

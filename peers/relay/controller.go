@@ -24,6 +24,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/pace"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
@@ -75,7 +76,7 @@ type Controller struct {
 	sources map[string]*source // by cluster
 	order   []*source          // the local cluster first
 	known   atomic.Bool        // the objects have been listed
-	pace    pace
+	pace    *pace.Pacer[Key]
 
 	mu     sync.Mutex
 	have   map[string]map[string]struct{} // existing shards by cluster, with the index
@@ -89,6 +90,7 @@ func New(cfg Config) *Controller {
 		Config: cfg, changed: reconcile.NewTrigger(), sources: map[string]*source{},
 		have: map[string]map[string]struct{}{}, past: keep.NewOverrides[Key](cfg.Logger),
 	}
+	c.pace = newPacer(func(key Key) { c.write(0, key) })
 	c.ledger = keep.NewLedger(keep.LedgerConfig[v1alpha1.WireguardPeers]{Meta: metaOf, Notify: c.changed.Fire})
 	local := func() (kube.Client, error) { return cfg.Client, nil }
 	c.objects = kube.NewFeed(kube.WatchConfig[*v1alpha1.WireguardPeers]{
@@ -276,9 +278,8 @@ func (c *Controller) Tasks() []run.Task {
 func (c *Controller) Lead(ctx context.Context) error {
 	writer := keep.NewWriter(keep.WriterConfig[Key]{
 		Name: v1alpha1.Resource, Apply: c.apply, Tenant: func(k Key) string { return k.Cluster },
-		// The limit of a cluster's writes makes more workers wait only.
-		Workers: 1, Spacing: func(key Key) time.Duration { return c.pace.wait(key, time.Now()) },
-		Observe: c.Metrics.observe, Logger: c.Logger,
+		// One worker makes more writes than a cluster's limit allows.
+		Workers: 1, Observe: c.Metrics.observe, Logger: c.Logger,
 	})
 	c.lead(writer)
 	defer c.lead(nil)

@@ -8,14 +8,15 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"golang.org/x/time/rate"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
@@ -323,7 +324,7 @@ func TestDeletedMeanwhile(t *testing.T) {
 }
 
 // TestIndexDeletedInASplit deletes the index while new shards, which have a part of their nodes,
-// wait for its write, and nothing happens after it.
+// wait for its write, which fails, and nothing happens after it.
 func TestIndexDeletedInASplit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
@@ -331,28 +332,113 @@ func TestIndexDeletedInASplit(t *testing.T) {
 		r := start(t, aws, gcp)
 		elapse(10 * time.Second)
 		r.wants(t, 12)
-		for range 20 { // The next write of the index waits.
-			r.pace.wrote(Key{Cluster: "gcp"}, time.Now())
-		}
+		var waits atomic.Bool
+		waits.Store(true)
+		aws.Hook(func(h *kubetest.Hooks) {
+			h.Fail = func(q kubetest.Request) *metav1.Status {
+				if waits.Load() && q.Resource == v1alpha1.Resource && q.Name == "gcp" {
+					return kubetest.Failure(500, metav1.StatusReasonInternalError)
+				}
+				return nil
+			}
+		})
 		for n := range 8 {
 			gcp.Put(t, "nodes", node(12+n))
 		}
 		elapse(time.Second)
 		aws.Remove(v1alpha1.Resource, namespace, "gcp")
+		waits.Store(false)
 		elapse(time.Minute)
 		r.wants(t, 20)
+	})
+}
+
+// counted counts the bytes of the objects that are stored.
+type counted struct {
+	*kubetest.API
+	bytes atomic.Int64
+}
+
+func count() *counted {
+	c := &counted{API: kubetest.NewAPI()}
+	c.Hook(func(h *kubetest.Hooks) {
+		h.Admit = func(q kubetest.Request, o *unstructured.Unstructured) *metav1.Status {
+			if text, err := o.MarshalJSON(); err == nil && q.Resource == v1alpha1.Resource {
+				c.bytes.Add(int64(len(text)))
+			}
+			return nil
+		}
+	})
+	return c
+}
+
+// TestBytesAreBounded has a remote whose nodes have many prefixes and change all the time, and a
+// small node of it that changes once.
+func TestBytesAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		aws, gcp := count(), kubetest.NewAPI()
+		const agents, nodes, seconds = 20, 30, 60
+		for n := range agents {
+			aws.Put(t, "nodes", &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("aws-%d", n)}})
+		}
+		r := start(t, aws.API, gcp)
+		many := func(n *corev1.Node) {
+			var all []string
+			for i := range 1024 {
+				all = append(all, fmt.Sprintf("fd00:%x:%x::/64", len(n.Name), i))
+			}
+			n.Annotations[peers.PodCIDRsAnnotation] = strings.Join(all, ",")
+		}
+		for n := range nodes {
+			gcp.Put(t, "nodes", node(n, many))
+		}
+		gcp.Put(t, "nodes", node(nodes))
+		elapse(2 * time.Minute)
+		r.wants(t, nodes+1)
+		before := aws.bytes.Load()
+		for i := range 10 * seconds {
+			for n := range nodes {
+				if n%10 == i%10 {
+					gcp.Put(t, "nodes", node(n, many, moved(i)))
+				}
+			}
+			if i == 5*seconds {
+				gcp.Put(t, "nodes", node(nodes, moved(1)))
+				at := writes(aws.API)
+				for now, _ := read(t, aws.API, "gcp"); now[fmt.Sprint("gcp-", nodes)] != "10.23.0.1:51820"; now, _ = read(t, aws.API, "gcp") {
+					if n := writes(aws.API) - at; n > 1 {
+						t.Fatalf("%d large objects are written before a small one", n)
+					}
+					elapse(10 * time.Millisecond)
+				}
+			}
+			elapse(100 * time.Millisecond)
+		}
+		n := aws.bytes.Load() - before
+		t.Logf("%d bytes in %d s", n, seconds)
+		if most := int64(burst + fastest*(seconds+6)); n > most {
+			t.Errorf("%d bytes in %d s, at most %d are allowed", n, seconds, most)
+		}
+		if st := r.Status(); st.Clusters[1].Pending == 0 || len(st.Clusters[1].Failing) > 0 {
+			t.Errorf("status %+v", st.Clusters[1])
+		}
+		elapse(10 * time.Minute)
+		r.wants(t, nodes+1)
+		if st := r.Status(); st.Clusters[1].Pending != 0 {
+			t.Errorf("later: status %+v", st.Clusters[1])
+		}
 	})
 }
 
 // TestWritesAreBounded has a remote whose nodes all change all the time, and come and go.
 func TestWritesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
+		aws, gcp := count(), kubetest.NewAPI()
 		fill(t, gcp, 300)
-		r := start(t, aws, gcp)
+		r := start(t, aws.API, gcp)
 		elapse(time.Minute)
 		r.wants(t, 300)
-		before, known := writes(aws), map[string]string{}
+		before, known := aws.bytes.Load(), map[string]string{}
 		const seconds = 60
 		for i := range 10 * seconds {
 			for n := range 300 {
@@ -368,7 +454,7 @@ func TestWritesAreBounded(t *testing.T) {
 				}
 			}
 			elapse(100 * time.Millisecond)
-			nodes, incomplete := read(t, aws, "gcp")
+			nodes, incomplete := read(t, aws.API, "gcp")
 			if incomplete == "" {
 				known = nodes
 			} else {
@@ -380,10 +466,10 @@ func TestWritesAreBounded(t *testing.T) {
 				}
 			}
 		}
-		n := writes(aws) - before
-		t.Logf("%d writes in %d s", n, seconds)
-		if most := writesAtOnce + int(fastest)*(seconds+1); n > most {
-			t.Errorf("%d writes in %d s, at most %d are allowed", n, seconds, most)
+		n := aws.bytes.Load() - before
+		t.Logf("%d bytes in %d s", n, seconds)
+		if most := int64(burst + fastest*(seconds+1)); n > most {
+			t.Errorf("%d bytes in %d s, at most %d are allowed", n, seconds, most)
 		}
 		for n := range 300 {
 			gcp.Put(t, "nodes", node(n))
@@ -444,26 +530,12 @@ func TestChangesAreWrittenSoon(t *testing.T) {
 	})
 }
 
-// TestLimits: the rate of writes falls with the number of agents that get them.
-func TestLimits(t *testing.T) {
-	for agents, want := range map[int]rate.Limit{0: 25, 100: 25, 1000: 25, 2500: 10, 5000: 5, 20000: 5} {
-		if got := limitFor(agents); got != want {
-			t.Errorf("%d agents: %v writes a second, want %v", agents, got, want)
+// TestRates: the rate of writes falls with the number of agents that get them.
+func TestRates(t *testing.T) {
+	for agents, want := range map[int]int{0: 64 << 10, 100: 64 << 10, 1024: 64 << 10, 2048: 32 << 10, 5000: 13421, 20000: 12 << 10} {
+		if cluster, total := ratesFor(agents); cluster != want || total != 2*want {
+			t.Errorf("%d agents: %d bytes a second, %d in all, want %d", agents, cluster, total, want)
 		}
-	}
-	now, p := time.Now(), pace{}
-	key := Key{"gcp", "p"}
-	if wait := p.wait(key, now); wait > 0 {
-		t.Errorf("the first write waits %v", wait)
-	}
-	for i, want := range []time.Duration{0, 0, writeSpacing, 2 * writeSpacing} {
-		p.wrote(key, now)
-		if got := p.wait(key, now); got != want {
-			t.Errorf("after %d writes the next one waits %v, want %v", i+1, got, want)
-		}
-	}
-	if p.wait(key, now.Add(time.Second)) > 0 || len(p.paid) > 0 {
-		t.Errorf("after a second %v is left", p.paid)
 	}
 }
 

@@ -9,8 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"golang.org/x/time/rate"
-
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/peers/shards"
@@ -36,7 +34,6 @@ type source struct {
 	nodes   *kube.Feed[shards.Node]
 	trigger *reconcile.Trigger
 	loop    *reconcile.Loop
-	limiter *rate.Limiter      // of writes
 	renewal *reconcile.Trigger // of the Lease
 
 	members map[string]*shards.Node // owned by loop
@@ -47,7 +44,6 @@ type source struct {
 func newSource(c *Controller, cluster string, client func() (kube.Client, error), cfg kube.WatchConfig[*shards.Node]) *source {
 	s := &source{
 		cluster: cluster, c: c, trigger: reconcile.NewTrigger(), renewal: reconcile.NewTrigger(), members: map[string]*shards.Node{},
-		limiter: rate.NewLimiter(slowest, writesAtOnce),
 	}
 	s.server = kube.NewServer(kube.ServerConfig{Cluster: cluster, StaleAfter: staleAfter, Ping: kube.Ping(client), Logger: c.Logger})
 	cfg.Cluster, cfg.Kind, cfg.Server, cfg.Object = cluster, "nodes", s.server, &corev1.Node{}
@@ -83,9 +79,7 @@ func (s *source) pass(context.Context) error {
 	}
 	s.count.Store(int64(len(s.members)))
 	if s.cluster == s.c.Cluster {
-		for _, other := range s.c.order {
-			other.limiter.SetLimit(limitFor(len(s.members)))
-		}
+		s.c.pace.SetRates(ratesFor(len(s.members)))
 	}
 	change := plan.Since(before)
 	s.c.write(0, keysOf(s.cluster, change.Written)...)
