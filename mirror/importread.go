@@ -145,7 +145,7 @@ func (c *Controller) newExportSource(id setID, client func() (kube.Client, error
 			if !ok {
 				return nil, false
 			}
-			return mcs.TrimExport(e, remote == nil), true
+			return mcs.TrimExport(e, remote == nil)
 		},
 		Equal: (*mcs.Export).Equal, Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
 	}

@@ -165,6 +165,36 @@ func TestImport(t *testing.T) {
 	})
 }
 
+// What was deleted counts no more while a finalizer of another controller holds it: neither an
+// export, nor a slice, which its controller replaces and no longer updates. A Service counts as long
+// as its own cluster serves it, which is until it is gone.
+func TestObjectsHeldByFinalizers(t *testing.T) {
+	inClusterset(t, func(c *clusterset) {
+		c.start()
+		held := []string{"example.com/hold"}
+		for _, name := range []string{"export", "slice", "service"} {
+			s := svc(name, func(s *corev1.Service) { s.Finalizers = held })
+			c.put(c.aws, s, "10.4.0.1")
+			other := kubetest.EndpointSlice(s, name+"-held", "10.4.0.2")
+			other.Namespace, other.Finalizers = "shop", held
+			c.aws.Put(t, "endpointslices", other)
+			c.export(c.aws, name, 10, func(x *v1beta1.ServiceExport) { x.Finalizers = held })
+			c.put(c.gcp, svc(name), "10.2.0.1")
+			c.export(c.gcp, name, 5, func(x *v1beta1.ServiceExport) { x.Finalizers = held })
+			c.imported(c.gcp, name, "aws 10.4.0.1:8080", "aws 10.4.0.2:8080", "gcp 10.2.0.1:8080")
+		}
+		c.aws.Remove("serviceexports", "shop", "export")
+		c.imported(c.gcp, "export", "gcp 10.2.0.1:8080")
+		c.gcp.Remove("serviceexports", "shop", "export")
+		c.imported(c.gcp, "export")
+		c.aws.Remove("endpointslices", "shop", "slice-held")
+		c.imported(c.gcp, "slice", "aws 10.4.0.1:8080", "gcp 10.2.0.1:8080")
+		c.aws.Remove("services", "shop", "service")
+		time.Sleep(time.Minute)
+		c.imported(c.gcp, "service", "aws 10.4.0.1:8080", "aws 10.4.0.2:8080", "gcp 10.2.0.1:8080")
+	})
+}
+
 // headless makes a service headless.
 func headless(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }
 

@@ -279,6 +279,7 @@ func TestImports(t *testing.T) {
 		{"drift", (*importBed).testImportDrift},
 		{"foreign objects", (*importBed).testForeignImports},
 		{"invalid exports", (*importBed).testInvalidExports},
+		{"exports that finalizers hold", (*importBed).testHeldExports},
 		{"namespaces", (*importBed).testImportNamespaces},
 		{"a remote that comes and goes", (*importBed).testRemoteComesAndGoes},
 		{"missing rights", (*importBed).testMissingRights},
@@ -820,6 +821,45 @@ func (b *importBed) testImportsChanged(t *testing.T) {
 			}
 			return err
 		})
+	}
+}
+
+// testHeldExports deletes exports, and an EndpointSlice, that another controller holds.
+func (b *importBed) testHeldExports(t *testing.T) {
+	const ns = "held"
+	b.namespace(t, ns, b.gcp, b.aws)
+	b.startAll(t, b.gcp, b.aws)
+	s := web("web")
+	held := slice(s, "web-2", "10.4.14.2")
+	held.Finalizers = []string{"example.com/hold"}
+	must(t, putService(t.Context(), b.aws, ns, s, slice(s, "web-1", "10.4.14.1"), held))
+	must(t, putService(t.Context(), b.gcp, ns, s, slice(s, "web-1", "10.2.14.1")))
+	endpointSlices := b.aws.Client().DiscoveryV1().EndpointSlices(ns)
+	release := []byte(`{"metadata":{"finalizers":null}}`)
+	for _, c := range []*testbed.Cluster{b.aws, b.gcp} {
+		b.export(t, c, ns, "web", func(x *v1beta1.ServiceExport) { x.Finalizers = held.Finalizers })
+		defer func() {
+			_, err := b.admins[c.Name].ServiceExports(ns).Patch(t.Context(), "web", types.MergePatchType, release, metav1.PatchOptions{})
+			must(t, err)
+		}()
+	}
+	both := []*testbed.Cluster{b.aws, b.gcp}
+	for _, c := range both {
+		b.imported(t, c, ns, "web", "aws 10.4.14.1:8080", "aws 10.4.14.2:8080", "gcp 10.2.14.1:8080")
+	}
+	must(t, endpointSlices.Delete(t.Context(), "web-2", metav1.DeleteOptions{}))
+	for _, c := range both {
+		b.imported(t, c, ns, "web", "aws 10.4.14.1:8080", "gcp 10.2.14.1:8080")
+	}
+	_, err := endpointSlices.Patch(t.Context(), "web-2", types.MergePatchType, release, metav1.PatchOptions{})
+	must(t, err)
+	b.unexport(t, b.aws, ns, "web")
+	for _, c := range both {
+		b.imported(t, c, ns, "web", "gcp 10.2.14.1:8080")
+	}
+	b.unexport(t, b.gcp, ns, "web")
+	for _, c := range both {
+		b.gone(t, c, ns, "web")
 	}
 }
 

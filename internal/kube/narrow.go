@@ -128,6 +128,7 @@ type metadata struct {
 	ResourceVersion   string            `json:"resourceVersion"`
 	Generation        int64             `json:"generation"`
 	CreationTimestamp metav1.Time       `json:"creationTimestamp"`
+	DeletionTimestamp *metav1.Time      `json:"deletionTimestamp"`
 	Labels            map[string]string `json:"labels"`
 	Annotations       map[string]string `json:"annotations"`
 }
@@ -135,7 +136,7 @@ type metadata struct {
 func (m *metadata) object() metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion, Generation: m.Generation,
-		CreationTimestamp: m.CreationTimestamp, Labels: m.Labels, Annotations: m.Annotations,
+		CreationTimestamp: m.CreationTimestamp, DeletionTimestamp: m.DeletionTimestamp, Labels: m.Labels, Annotations: m.Annotations,
 	}
 }
 

@@ -37,9 +37,10 @@ func readAll[T any, P decodable[T]](body io.Reader) (objects []apiruntime.Object
 // TestReadFields reads objects that have all fields that are read, and others.
 func TestReadFields(t *testing.T) {
 	t.Parallel()
+	deleted := metav1.Unix(1_700_000_001, 0)
 	full := func() metav1.ObjectMeta {
 		return metav1.ObjectMeta{
-			Name: "n", Namespace: "s", UID: "u", ResourceVersion: "7", CreationTimestamp: metav1.Unix(1_700_000_000, 0),
+			Name: "n", Namespace: "s", UID: "u", ResourceVersion: "7", CreationTimestamp: metav1.Unix(1_700_000_000, 0), DeletionTimestamp: &deleted,
 			Labels: map[string]string{"l": "1"}, Annotations: map[string]string{"a": "2"},
 		}
 	}

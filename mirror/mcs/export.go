@@ -59,8 +59,12 @@ func copied(key string) bool {
 	return !slices.ContainsFunc(notCopied, func(d string) bool { return domain == d || strings.HasSuffix(domain, "."+d) })
 }
 
-// TrimExport trims a ServiceExport. Own is whether it is one of the local cluster.
-func TrimExport(e *v1beta1.ServiceExport, own bool) *Export {
+// TrimExport trims a ServiceExport. Own is whether it is one of the local cluster. It returns false
+// for an export that was deleted, whichever finalizers hold it.
+func TrimExport(e *v1beta1.ServiceExport, own bool) (*Export, bool) {
+	if e.DeletionTimestamp != nil {
+		return nil, false
+	}
 	x := &Export{Created: e.CreationTimestamp.UTC(), Mark: mark(string(e.UID))}
 	left := maxExportedBytes
 	x.Labels = x.exported(e.Spec.ExportedLabels, &left, func(value string) bool { return len(validation.IsValidLabelValue(value)) == 0 })
@@ -73,7 +77,7 @@ func TrimExport(e *v1beta1.ServiceExport, own bool) *Export {
 	if own {
 		x.Status = &ExportStatus{UID: string(e.UID), ResourceVersion: e.ResourceVersion, Generation: e.Generation, Conditions: e.Status.Conditions}
 	}
-	return x
+	return x, true
 }
 
 // exported returns the entries that are valid and within the bounds; nil: none.

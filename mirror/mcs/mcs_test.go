@@ -181,7 +181,7 @@ func TestTrimExport(t *testing.T) {
 	for n := range 1000 {
 		many[fmt.Sprintf("example.com/k%03d", n)] = strings.Repeat("x", 100)
 	}
-	x := TrimExport(&v1beta1.ServiceExport{
+	x, _ := TrimExport(&v1beta1.ServiceExport{
 		ObjectMeta: metav1.ObjectMeta{UID: types.UID(strings.Repeat("u", 1<<20))},
 		Spec: v1beta1.ServiceExportSpec{
 			ExportedLabels: map[string]string{
@@ -193,6 +193,10 @@ func TestTrimExport(t *testing.T) {
 	}, false)
 	if !maps.Equal(x.Labels, map[string]string{"a": "b"}) || len(x.Annotations) != maxExportedKeys || len(x.NotCopied) != maxNamed || len(x.Mark) != markLength || x.Cluster != "" {
 		t.Errorf("%v, %d annotations, not copied %v, mark %s", x.Labels, len(x.Annotations), x.NotCopied, x.Mark)
+	}
+	deleted := metav1.Now()
+	if _, counts := TrimExport(&v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &deleted, Finalizers: []string{"example.com/hold"}}}, false); counts {
+		t.Error("a deleted export counts")
 	}
 }
 
@@ -213,7 +217,7 @@ func TestWhatToolsPruneByIsNotCopied(t *testing.T) {
 	}
 	all := maps.Clone(kept)
 	maps.Copy(all, left)
-	x := TrimExport(&v1beta1.ServiceExport{Spec: v1beta1.ServiceExportSpec{ExportedLabels: all, ExportedAnnotations: all}}, false)
+	x, _ := TrimExport(&v1beta1.ServiceExport{Spec: v1beta1.ServiceExportSpec{ExportedLabels: all, ExportedAnnotations: all}}, false)
 	if !maps.Equal(x.Labels, kept) || !maps.Equal(x.Annotations, kept) {
 		t.Errorf("labels %v, annotations %v", x.Labels, x.Annotations)
 	}

@@ -73,10 +73,11 @@ func (c Condition) Pointer() *bool {
 	return &value
 }
 
-// TrimSlice trims an EndpointSlice. It returns false if it has no service.
+// TrimSlice trims an EndpointSlice. It returns false if it has no service, or was deleted:
+// Kubernetes' controller replaces a slice that a finalizer holds, and no longer updates it.
 func TrimSlice(s *discoveryv1.EndpointSlice) (*Slice, bool) {
 	service := s.Labels[discoveryv1.LabelServiceName]
-	if service == "" {
+	if service == "" || s.DeletionTimestamp != nil {
 		return nil, false
 	}
 	trimmed := &Slice{Name: s.Name, Service: Key{s.Namespace, service}, Family: s.AddressType}
