@@ -21,6 +21,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/pace"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/mirror/exposed"
 )
@@ -39,6 +40,7 @@ type applier struct {
 	client    kube.Client
 	namespace string
 	sums      summer
+	pace      *pace.Pacer[string]
 	local     *local
 	events    *event.Recorder
 	log       *slog.Logger
@@ -46,15 +48,19 @@ type applier struct {
 }
 
 // apply makes all changes, also after failures, and joins their errors. Changes that others
-// override wait; again is how long until the first of them is due, 0: none waits.
-func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], have *Observed, want *Service, changes []Change) (again time.Duration, err error) {
+// override wait; again is how long until the first of them is due, 0: none waits. The error is
+// keep.ErrWaits if nothing has failed, and other changes wait for their turn. The cluster is that
+// of what isn't a slice.
+func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], cluster string, have *Observed, want *Service, changes []Change) (again time.Duration, err error) {
 	writes := make([]keep.Write, len(changes))
 	for i := range changes {
 		writes[i] = changes[i].write(have, want)
 	}
 	waits := past.Review(ctx, want.Name, time.Now(), writes)
+	may := a.turns(cluster, have, want, changes, func(i int) bool { return waits[i] > 0 }, func(i int) bool { return writes[i].Urgent })
 	var errs []error
 	var missing []string // objects that could not be created, or deleted for another one
+	waiting := false
 	for i := range changes {
 		c := &changes[i]
 		if slices.ContainsFunc(missing, c.needs) {
@@ -63,6 +69,12 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], have 
 		if wait := waits[i]; wait > 0 {
 			if again == 0 || wait < again {
 				again = wait
+			}
+			continue
+		}
+		if !may[i] {
+			if waiting = true; c.Verb != verbPatch {
+				missing = append(missing, c.Object)
 			}
 			continue
 		}
@@ -90,6 +102,9 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], have 
 			err = fmt.Errorf("%w: %w", keep.ErrOutdated, err)
 		}
 		errs = append(errs, err)
+	}
+	if waiting && len(errs) == 0 {
+		return again, keep.ErrWaits
 	}
 	return again, errors.Join(errs...)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/pace"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/virtual"
@@ -182,7 +183,7 @@ func New(cfg Config) *Controller {
 		c.nodes[r.Name], c.snapshot.maps[r.Name] = f, &f.Table
 	}
 	c.apply = &applier{
-		client: cfg.Client, namespace: cfg.Namespace, sums: sums, local: local,
+		client: cfg.Client, namespace: cfg.Namespace, sums: sums, pace: pace.New(pace.Config[string]{Ready: c.add}), local: local,
 		events: event.NewRecorder(event.Config{Client: cfg.Client, Component: managedBy}), log: c.log, count: c.metrics.wrote,
 	}
 	c.local = c.newLocalFeeds()
@@ -436,7 +437,7 @@ func (c *Controller) put(ctx context.Context, name string) error {
 	if isImport {
 		changes = c.apply.sums.diffImport(have, want)
 	}
-	again, err := c.apply.apply(ctx, past, &have, &want, changes)
+	again, err := c.apply.apply(ctx, past, c.tenant(name), &have, &want, changes)
 	if isImport && again == 0 && importInTheWay(&have, &want) != nil {
 		again = slowPass // no event of another import's Service is one of this import
 	}
@@ -450,6 +451,13 @@ func (c *Controller) put(ctx context.Context, name string) error {
 		writer.AddAfter(again, name)
 	}
 	return err
+}
+
+// add adds a service to the writer, if this replica leads.
+func (c *Controller) add(name string) {
+	if writer := c.leading(); writer != nil {
+		writer.Add(name)
+	}
 }
 
 // Health returns an error while the loop or a write is stuck.

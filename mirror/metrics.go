@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -33,6 +34,7 @@ type Metrics struct {
 	conflicts, renamed, outdated    *prometheus.Desc
 	failing, blocked, held, leading *prometheus.Desc
 	lingering, over, overridden     *prometheus.Desc
+	waiting                         *prometheus.Desc
 	withdrawn, withdrawnNodes       *prometheus.Desc
 	drained, reports, reportFaults  *prometheus.Desc
 	unconfigured, imports           *prometheus.Desc
@@ -87,6 +89,7 @@ func newMetrics() *Metrics {
 		held:           desc("services_held", "Services that stay as they are until their cluster has been heard of."),
 		lingering:      desc("services_lingering", "Services from remotes that are no longer configured, which go when their grace is over; they are held as well."),
 		over:           desc("over_bounds", "Services of a remote that are left out, or lack slices or addresses, for the sake of its bounds.", "cluster"),
+		waiting:        desc("waiting_writes", "Writes for a cluster that wait because more than a limit of bytes was written for it.", "cluster"),
 		overridden:     desc("objects_overridden", "Objects of services that an admission policy or another client changes again after each write."),
 		withdrawn:      desc("endpoints_withdrawn", "Endpoints that are sent nothing because the path to their node is down, by cluster.", "cluster"),
 		withdrawnNodes: desc("nodes_withdrawn", "Nodes of a remote whose endpoints are withdrawn.", "cluster"),
@@ -114,7 +117,7 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	}
 	for _, d := range []*prometheus.Desc{
 		m.watcherObjects, m.depth, m.unfinished, m.longest, m.services, m.endpoints, m.refused, m.conflicts,
-		m.renamed, m.outdated, m.failing, m.blocked, m.held, m.lingering, m.over, m.overridden, m.leading,
+		m.renamed, m.outdated, m.failing, m.blocked, m.held, m.lingering, m.over, m.overridden, m.leading, m.waiting,
 		m.withdrawn, m.withdrawnNodes, m.drained, m.reports, m.reportFaults, m.unconfigured, m.imports,
 	} {
 		ch <- d
@@ -146,6 +149,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(m.endpoints, c.endpoints, cluster)
 		gauge(m.refused, c.refused, cluster)
 		gauge(m.over, c.over, cluster)
+		gauge(m.waiting, c.waiting, cluster)
 		gauge(m.withdrawn, c.withdrawn, cluster)
 		gauge(m.withdrawnNodes, c.withdrawnNodes, cluster)
 		gauge(m.drained, truth(c.drained), cluster)
@@ -210,6 +214,7 @@ type totals struct {
 
 type clusterTotals struct {
 	services, endpoints, refused, over int
+	waiting                            int // writes
 	withdrawn, withdrawnNodes          int
 	drained                            bool
 	bounds                             string // what is omitted because of the quota
@@ -258,7 +263,7 @@ const queueName = "services"
 func (m *Metrics) applied(o keep.Outcome[string]) {
 	m.latency.WithLabelValues(queueName).Observe(o.Waited.Seconds())
 	m.duration.WithLabelValues(queueName).Observe(o.Took.Seconds())
-	if o.Err != nil {
+	if o.Err != nil && !errors.Is(o.Err, keep.ErrWaits) {
 		m.retries.WithLabelValues(queueName).Inc()
 	}
 }

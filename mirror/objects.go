@@ -130,6 +130,7 @@ type Slice struct {
 	zones    []string // hints; nil: none
 	headless bool
 	sum      sum
+	size     int // of the object, in bytes
 }
 
 // slice returns a desired slice, or nil.

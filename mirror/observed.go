@@ -51,6 +51,7 @@ type ObservedSlice struct {
 	service string
 	cluster string // of the origin; empty if unknown
 	family  discoveryv1.AddressType
+	size    int // in bytes
 	exposed.Set
 }
 
@@ -117,6 +118,7 @@ func (h summer) observedSlice(s *discoveryv1.EndpointSlice) *ObservedSlice {
 		service: s.Labels[discoveryv1.LabelServiceName],
 		cluster: cluster,
 		family:  s.AddressType,
+		size:    s.Size(),
 	}
 	if o.ours {
 		// The name has precedence over the label, which others may have changed.

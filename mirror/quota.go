@@ -370,10 +370,10 @@ func (b *builder) slice(w *Service, e *candidate) Slice {
 		slices.Equal(p.zones, now.zones) && slices.Equal(p.Endpoints, now.Endpoints) {
 		return *p
 	}
+	object, hash := now.object("", w.Name), b.s.sums.slice
 	if w.Origin.Import() {
-		now.sum = b.s.sums.importSlice(now.importObject(w.Origin.Key, ""))
-	} else {
-		now.sum = b.s.sums.slice(now.object("", w.Name))
+		object, hash = now.importObject(w.Origin.Key, ""), b.s.sums.importSlice
 	}
+	now.sum, now.size = hash(object), object.Size()
 	return now
 }

@@ -135,6 +135,9 @@ func showCluster(p *report.Page, t *report.Table, c *status.MirrorCluster) {
 	if c.Bounds != "" {
 		p.Wrong("cluster %s: %s", c.Name, c.Bounds)
 	}
+	if c.Waiting > 0 {
+		p.Line("cluster %s: %d writes wait, as more than 1 MiB a second is to be written for it", c.Name, c.Waiting)
+	}
 	if c.PodSubnetsMap != nil {
 		virtual.Show(p, "cluster "+c.Name, c.PodSubnetsMap)
 	}

@@ -144,8 +144,10 @@ func (c *Controller) totals() totals {
 	for _, w := range c.snapshot.paths.Withdrawals() {
 		withdrawn[w.Cluster]++
 	}
+	waiting := c.apply.pace.Waiting()
 	for _, id := range c.snapshot.order {
 		of := c.survey.totals.clusters[id.cluster]
+		of.waiting = waiting[id.cluster]
 		of.bounds, of.drained, of.withdrawnNodes = c.over[id.cluster], c.snapshot.drained[id.cluster], withdrawn[id.cluster]
 		if r := c.memo.quotas[id.cluster]; r != nil {
 			of.over = r.missing()
@@ -230,7 +232,7 @@ func (c *Controller) clusterStatus(t totals) []status.MirrorCluster {
 		i := slices.IndexFunc(all, func(cs status.MirrorCluster) bool { return cs.Name == name })
 		if i < 0 {
 			of := t.clusters[name]
-			cs := status.MirrorCluster{Name: name, Local: true, Services: of.services, Endpoints: of.endpoints, Refused: of.refused, Withdrawn: of.withdrawn, Drained: of.drained, Bounds: of.bounds, PodSubnetsMap: of.maps}
+			cs := status.MirrorCluster{Name: name, Local: true, Services: of.services, Endpoints: of.endpoints, Refused: of.refused, Withdrawn: of.withdrawn, Drained: of.drained, Bounds: of.bounds, Waiting: of.waiting, PodSubnetsMap: of.maps}
 			if r := c.remote(name); r != nil {
 				cs.Local, cs.Prefix = false, r.Prefix
 			}

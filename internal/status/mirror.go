@@ -49,6 +49,8 @@ type MirrorCluster struct {
 	Drained bool `json:"drained,omitempty"`
 	// Bounds is what is omitted because of the quota.
 	Bounds string `json:"bounds,omitempty"`
+	// Waiting is the number of writes that wait because of the limit of bytes.
+	Waiting int `json:"waiting,omitempty"`
 	// PodSubnetsMap is that of a remote.
 	PodSubnetsMap *PodSubnetsMap `json:"podSubnetsMap,omitempty"`
 }
