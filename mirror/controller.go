@@ -12,13 +12,13 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/pace"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
-	"github.com/kube-semaphore/kube-semaphore/internal/virtual"
 	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 )
 
@@ -66,6 +66,8 @@ type Remote struct {
 	Prefix string
 	// PodSubnets must contain its endpoints; none: any address.
 	PodSubnets []netip.Prefix
+	// PodSubnetsMap translates the addresses of its pods to those by which they are known here.
+	PodSubnetsMap config.SubnetMap
 	// ResyncPeriod is the interval of reconciling everything without an event; 0: never.
 	ResyncPeriod time.Duration
 	// StaleAfter is the time without contact after which its endpoints are removed from
@@ -109,8 +111,7 @@ type Controller struct {
 	apply    *applier
 	trigger  *reconcile.Trigger
 	loop     *reconcile.Loop
-	servers  map[string]*kube.Server  // of remotes, by name
-	nodes    map[string]*virtual.Feed // the same
+	servers  map[string]*kube.Server // of remotes, by name
 	sources  []*source
 	local    *localFeeds
 	multi    *multicluster // nil: disabled
@@ -138,7 +139,7 @@ func New(cfg Config) *Controller {
 	}
 	c := &Controller{
 		cfg: cfg, log: cfg.Logger, trigger: reconcile.NewTrigger(), metrics: newMetrics(), memo: NewMemo(),
-		servers: map[string]*kube.Server{}, nodes: map[string]*virtual.Feed{}, removeAt: time.Now().Add(cfg.RemovalGrace), full: map[string]time.Time{},
+		servers: map[string]*kube.Server{}, removeAt: time.Now().Add(cfg.RemovalGrace), full: map[string]time.Time{},
 		survey: newSurvey(), over: map[string]string{}, past: keep.NewOverrides[string](cfg.Logger),
 	}
 	c.metrics.controller = c
@@ -174,14 +175,6 @@ func New(cfg Config) *Controller {
 		c.snapshot.departed[name] = true
 	}
 	c.snapshot.localMinimum = cfg.LocalMinimum
-	for i := range cfg.Remotes {
-		r := &cfg.Remotes[i]
-		f := virtual.NewFeed(virtual.Config{
-			Cluster: r.Name, Server: c.servers[r.Name], Client: r.Client, Bounds: r.Bounds,
-			Notify: c.trigger.Fire, Logger: c.log, Metrics: cfg.WatchMetrics,
-		})
-		c.nodes[r.Name], c.snapshot.maps[r.Name] = f, &f.Table
-	}
 	c.apply = &applier{
 		client: cfg.Client, namespace: cfg.Namespace, sums: sums, pace: pace.New(pace.Config[string]{Ready: c.add}), local: local,
 		events: event.NewRecorder(event.Config{Client: cfg.Client, Component: managedBy}), log: c.log, count: c.metrics.wrote,
@@ -227,8 +220,7 @@ func (c *Controller) Tasks() []run.Task {
 		tasks = append(tasks, s.tasks(served)...)
 	}
 	for i := range c.cfg.Remotes {
-		name := c.cfg.Remotes[i].Name
-		tasks = append(tasks, c.servers[name], c.nodes[name])
+		tasks = append(tasks, c.servers[c.cfg.Remotes[i].Name])
 	}
 	return tasks
 }
@@ -263,8 +255,8 @@ func (c *Controller) due() (first time.Time) {
 
 // Reconcile is a pass: it computes which services may differ from their desired state, and
 // adds them to the writer. It makes no request and never fails.
-func (c *Controller) Reconcile(ctx context.Context) error {
-	names, writer := c.pass(ctx, time.Now())
+func (c *Controller) Reconcile(context.Context) error {
+	names, writer := c.pass(time.Now())
 	if writer != nil {
 		for _, name := range names {
 			c.metrics.adds.WithLabelValues(queueName).Inc()
@@ -276,7 +268,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 
 // pass updates the snapshot, and returns the services that may differ, and the writer; nil:
 // not leading.
-func (c *Controller) pass(ctx context.Context, now time.Time) ([]string, *keep.Writer[string]) {
+func (c *Controller) pass(now time.Time) ([]string, *keep.Writer[string]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.snapshot
@@ -286,18 +278,10 @@ func (c *Controller) pass(ctx context.Context, now time.Time) ([]string, *keep.W
 		return nil, nil
 	}
 	s.nodes(zones)
-	for name, f := range c.nodes {
-		f.Read(ctx, func(node string) { s.remap(name, node) })
-	}
-	more := s.takeRemapped()
+	more := false
 	for _, src := range c.sources {
-		// Without the zones, local endpoints would lose their hints, and without the maps of its
-		// nodes a remote its endpoints.
-		nodes := func() bool { return zonesKnown }
-		if f := c.nodes[src.id.cluster]; f != nil {
-			nodes = func() bool { return f.Known(src.origins.Complete && src.slices.Complete) }
-		}
-		again := src.read(s, nodes)
+		// Without the zones, local endpoints would lose their hints.
+		again := src.read(s, zonesKnown || src.id.cluster != c.cfg.Cluster)
 		more = more || again
 	}
 	if c.multi != nil {

@@ -107,7 +107,7 @@ func TestBadPartIsRejectedAlone(t *testing.T) {
 			sl, _ := origin.TrimSlice(&discoveryv1.EndpointSlice{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "bad", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
 				Ports:      []discoveryv1.EndpointPort{{Name: &bad.Name, Port: &bad.Port, Protocol: &bad.Protocol, AppProtocol: bad.AppProtocol}},
-			})
+			}, nil)
 			if sl.Reject == "" {
 				t.Error("its slice is not rejected")
 			}
@@ -295,7 +295,7 @@ func TestEventsOfOneRemoteDontDelayAnothers(t *testing.T) {
 			return c.sources[slices.IndexFunc(c.sources, func(s *source) bool { return s.id.cluster == cluster })]
 		}
 		wait(t, "all to be read", func() error {
-			c.pass(t.Context(), time.Now())
+			c.pass(time.Now())
 			if !c.ready || !source("aws").origins.Complete || !source("merit").origins.Complete {
 				return errors.New("not synced")
 			}
@@ -320,7 +320,7 @@ func TestEventsOfOneRemoteDontDelayAnothers(t *testing.T) {
 		for n := range flood/feeds.Part + 1 {
 			c.trigger.Fire()
 			<-c.trigger.C()
-			names, _ := c.pass(t.Context(), time.Now())
+			names, _ := c.pass(time.Now())
 			var more bool
 			select {
 			case <-c.trigger.C():

@@ -87,7 +87,7 @@ func importBenchSlice(k origin.Key, seed int) *origin.Slice {
 		sl.Endpoints[i].NodeName = &node
 		sl.Endpoints[i].TargetRef = &corev1.ObjectReference{Kind: "Pod", Name: fmt.Sprint(k.Name, i), UID: types.UID(fmt.Sprint(seed, i))}
 	}
-	trimmed, _ := origin.TrimSlice(sl)
+	trimmed, _ := origin.TrimSlice(sl, nil)
 	return trimmed
 }
 

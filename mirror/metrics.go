@@ -218,7 +218,6 @@ type clusterTotals struct {
 	withdrawn, withdrawnNodes          int
 	drained                            bool
 	bounds                             string // what is omitted because of the quota
-	maps                               *status.PodSubnetsMap
 }
 
 // add adds a service n times: 1, or -1 to remove it.

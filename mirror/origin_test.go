@@ -23,7 +23,7 @@ func TestTextOfARemoteIsTruncated(t *testing.T) {
 	w, id, web := newWorld(), setID{"aws", mirrored}, origin.Key{Namespace: "shop", Name: "web"}
 	for _, family := range []string{"IPv4", long} {
 		s.Name, s.AddressType = "web-"+family[:1], discoveryv1.AddressType(family)
-		sl, _ := origin.TrimSlice(s)
+		sl, _ := origin.TrimSlice(s, nil)
 		w.slice(id, nil, sl)
 	}
 	for name, rejected := range map[string]bool{"web": false, "A/../../nodes/x": true, "a.b": true, long: true} {
@@ -60,11 +60,11 @@ func FuzzSlice(f *testing.F) {
 			},
 		}
 		s.Labels = map[string]string{discoveryv1.LabelServiceName: "web"}
-		sl, ok := origin.TrimSlice(s)
+		sl, ok := origin.TrimSlice(s, nil)
 		if !ok {
 			t.Fatal("not kept")
 		}
-		if again, _ := origin.TrimSlice(s); !sl.Equal(again) {
+		if again, _ := origin.TrimSlice(s, nil); !sl.Equal(again) {
 			t.Error("differs when read again")
 		}
 		subnet := netip.MustParsePrefix("10.4.0.0/16")

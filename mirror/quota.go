@@ -261,11 +261,28 @@ func (b *builder) add(w *Service, c *clusterConfig, sl *origin.Slice, zones []st
 		tally.reject(1, text+": not an address")
 	}
 	e := candidate{cluster: c, origin: sl, zones: zones, name: sliceName(w.Name, c.name, sl)}
-	e.endpoints = b.s.admit(c, sl, func(a netip.Addr, why string) { tally.reject(1, a.String()+": "+why) })
+	e.endpoints = c.admit(sl, func(a netip.Addr, why string) { tally.reject(1, a.String()+": "+why) })
 	e.endpoints = b.withdraw(e.endpoints, c)
 	e.exists = b.prior[e.name] != nil ||
 		slices.ContainsFunc(b.here[w.Origin], func(o *ObservedSlice) bool { return o.Name == e.name })
 	b.candidates = append(b.candidates, e)
+}
+
+// admit returns the endpoints of a slice that are used, and calls reject for the others.
+func (c *clusterConfig) admit(sl *origin.Slice, reject func(a netip.Addr, why string)) []origin.Endpoint {
+	rejected := func(e origin.Endpoint) bool { return origin.Rejection(e.Address, sl.Family, c.subnets) != "" }
+	if !slices.ContainsFunc(sl.Endpoints, rejected) {
+		return sl.Endpoints
+	}
+	admitted := make([]origin.Endpoint, 0, len(sl.Endpoints))
+	for _, e := range sl.Endpoints {
+		if why := origin.Rejection(e.Address, sl.Family, c.subnets); why != "" {
+			reject(e.Address, why)
+			continue
+		}
+		admitted = append(admitted, e)
+	}
+	return admitted
 }
 
 // withdraw marks endpoints on nodes with broken paths as neither ready nor serving, which

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/selection"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
@@ -103,6 +104,10 @@ func (c *Controller) newSourceOf(id setID, client func() (kube.Client, error), r
 		},
 		Equal: (*origin.Service).Equal, Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
 	}
+	var pods config.SubnetMap
+	if remote != nil {
+		pods = remote.PodSubnetsMap
+	}
 	endpoints := kube.WatchConfig[*origin.Slice]{
 		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: prefix + "endpointslices", Object: &discoveryv1.EndpointSlice{},
 		ListWatch: kube.ReadEndpointSlices(client, metav1.NamespaceAll, selecting(cfg.slices)),
@@ -112,7 +117,7 @@ func (c *Controller) newSourceOf(id setID, client func() (kube.Client, error), r
 			if !ok || isMadeSlice(sl) {
 				return nil, false
 			}
-			return origin.TrimSlice(sl)
+			return origin.TrimSlice(sl, pods)
 		},
 		Equal: (*origin.Slice).Equal, Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
 	}
@@ -128,9 +133,9 @@ func (c *Controller) newSourceOf(id setID, client func() (kube.Client, error), r
 	return src
 }
 
-// read updates the snapshot with the next changes, and reports whether there are more. nodes
-// reports whether what is needed of the cluster's nodes is known.
-func (src *source) read(s *Snapshot, nodes func() bool) (more bool) {
+// read updates the snapshot with the next changes, and reports whether there are more. zones is
+// whether those of the local nodes are known.
+func (src *source) read(s *Snapshot, zones bool) (more bool) {
 	put := s.origin
 	if src.exports != nil {
 		put = s.exportable
@@ -152,7 +157,7 @@ func (src *source) read(s *Snapshot, nodes func() bool) (more bool) {
 	}
 	if idle := src.gate != nil && !src.gate.IsOpen(); !idle {
 		drained := src.readDrain(s)
-		synced = synced && drained && nodes()
+		synced = synced && drained && zones
 	}
 	s.contact(src.id, synced, stale)
 	return origins || slices || exports

@@ -14,10 +14,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/texttest"
-	"github.com/kube-semaphore/kube-semaphore/internal/virtual"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 	"github.com/kube-semaphore/kube-semaphore/mirror/withdrawal"
 )
@@ -142,7 +140,6 @@ func (s *story) restarts(clusters []string) {
 		}
 	}
 	s.restart(s.clusters...)
-	maps.Copy(s.maps, before.maps)
 	s.paths, s.localMinimum = withdrawal.New[origin.ID](), before.localMinimum
 	if len(clusters) > 0 {
 		s.setRemoveAt(time.Unix(1e9, 0))
@@ -224,8 +221,6 @@ func (s *story) cluster(name, what string, rest []string) bool {
 			synced := what == "synced" || what == "stale" && s.sets[id].synced
 			s.contact(id, synced, what == "stale")
 		}
-	case "node":
-		s.node(name, rest[0], texttest.Fields(strings.Join(rest[1:], " ")))
 	case "drained":
 		s.drain(name, true)
 	case "returned":
@@ -241,29 +236,6 @@ func (s *story) cluster(name, what string, rest []string) bool {
 		return false
 	}
 	return true
-}
-
-// node is a node of a remote, with what its agent publishes.
-func (s *story) node(cluster, name string, set map[string]string) {
-	annotations := map[string]string{"wireguard.semaphore.uw.io/podCIDRs": "10.0.0.0/24"}
-	if text, mapped := set["map"]; mapped {
-		annotations[config.SubnetMapAnnotation] = text
-	}
-	if _, silent := set["silent"]; silent {
-		clear(annotations)
-	}
-	n := virtual.NodeOf(annotations)
-	now := &n
-	if _, gone := set["gone"]; gone {
-		now = nil
-	}
-	if s.maps[cluster].Update(name, now) {
-		s.remap(cluster, name)
-	}
-	if s.maps[cluster].Agree() {
-		s.remap(cluster, "")
-	}
-	s.takeRemapped()
 }
 
 func (s *story) number(text string) int {

@@ -11,7 +11,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
-	"github.com/kube-semaphore/kube-semaphore/internal/virtual"
 )
 
 // StatusCommand is "semaphore-service-mirror status".
@@ -138,8 +137,8 @@ func showCluster(p *report.Page, t *report.Table, c *status.MirrorCluster) {
 	if c.Waiting > 0 {
 		p.Line("cluster %s: %d writes wait, as more than 1 MiB a second is to be written for it", c.Name, c.Waiting)
 	}
-	if c.PodSubnetsMap != nil {
-		virtual.Show(p, "cluster "+c.Name, c.PodSubnetsMap)
+	if c.PodSubnetsMap != "" {
+		p.Line("cluster %s: its pods are known by other addresses: %s", c.Name, c.PodSubnetsMap)
 	}
 	t.Row(c.Name, c.Prefix, p.Age(last), fmt.Sprintf("%d of %d", synced, len(c.Watches)),
 		strconv.Itoa(c.Services), strconv.Itoa(c.Endpoints), strconv.Itoa(c.Refused))

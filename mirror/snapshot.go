@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/virtual"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 	"github.com/kube-semaphore/kube-semaphore/mirror/withdrawal"
@@ -103,11 +102,6 @@ type Snapshot struct {
 	// departed are those of them that left in order: theirs are removed at once.
 	departed map[string]bool
 	paths    *withdrawal.Table[origin.ID]
-	// maps are those of the nodes of remotes. Origins of remapping are to be recomputed because
-	// of them.
-	maps      map[string]*virtual.Table
-	unplaced  map[string]*unplaced
-	remapping map[origin.ID]struct{}
 	// drained are the drained clusters. localMinimum is the minimum number of ready local
 	// endpoints for a global service to prefer them.
 	drained      map[string]bool
@@ -123,13 +117,9 @@ type Snapshot struct {
 func newSnapshot(clusters []clusterConfig, kinds []kind, local *local, sums summer) *Snapshot {
 	s := &Snapshot{
 		sums: sums, sets: map[setID]*set{}, clusters: map[string]bool{}, local: local, paths: withdrawal.New[origin.ID](), drained: map[string]bool{}, departed: map[string]bool{},
-		maps: map[string]*virtual.Table{}, unplaced: map[string]*unplaced{}, remapping: map[origin.ID]struct{}{},
 	}
 	for _, c := range clusters {
 		s.clusters[c.name] = true
-		if !c.local {
-			s.maps[c.name], s.unplaced[c.name] = &virtual.Table{}, &unplaced{map[origin.ID]int{}, map[string]struct{}{}}
-		}
 		for _, k := range kinds {
 			if k == mirrored && c.local {
 				continue
@@ -183,6 +173,19 @@ func (s *Snapshot) slice(id setID, before, after *origin.Slice) {
 		set.slices[after.Service][after.Name] = after
 		s.changed(set, after.Service)
 		s.place(set, after, 1)
+	}
+}
+
+// place adds or removes the nodes of a slice's endpoints in the path table, except for the local
+// cluster, which is reached without a tunnel, and for services that aren't exported.
+func (s *Snapshot) place(set *set, sl *origin.Slice, change int) {
+	if set.cluster.local || !set.uses(sl.Service) {
+		return
+	}
+	for i := range sl.Endpoints {
+		if node := sl.Endpoints[i].Node; node != "" && (i == 0 || node != sl.Endpoints[i-1].Node) {
+			s.paths.Place(withdrawal.Node{Cluster: set.cluster.name, Name: node}, set.id(sl.Service), change)
+		}
 	}
 }
 

@@ -152,10 +152,6 @@ func (c *Controller) totals() totals {
 		if r := c.memo.quotas[id.cluster]; r != nil {
 			of.over = r.missing()
 		}
-		if f := c.nodes[id.cluster]; f != nil && of.maps == nil {
-			m := f.Status()
-			of.maps = &m
-		}
 		t.clusters[id.cluster] = of
 	}
 	return t
@@ -232,9 +228,9 @@ func (c *Controller) clusterStatus(t totals) []status.MirrorCluster {
 		i := slices.IndexFunc(all, func(cs status.MirrorCluster) bool { return cs.Name == name })
 		if i < 0 {
 			of := t.clusters[name]
-			cs := status.MirrorCluster{Name: name, Local: true, Services: of.services, Endpoints: of.endpoints, Refused: of.refused, Withdrawn: of.withdrawn, Drained: of.drained, Bounds: of.bounds, Waiting: of.waiting, PodSubnetsMap: of.maps}
+			cs := status.MirrorCluster{Name: name, Local: true, Services: of.services, Endpoints: of.endpoints, Refused: of.refused, Withdrawn: of.withdrawn, Drained: of.drained, Bounds: of.bounds, Waiting: of.waiting}
 			if r := c.remote(name); r != nil {
-				cs.Local, cs.Prefix = false, r.Prefix
+				cs.Local, cs.Prefix, cs.PodSubnetsMap = false, r.Prefix, r.PodSubnetsMap.String()
 			}
 			i, all = len(all), append(all, cs)
 		}

@@ -288,13 +288,11 @@ func (u *usage) report() {
 // usable returns whether an endpoint of a part is ready and used.
 func (s *Snapshot) usable(pt *part, family discoveryv1.AddressType) func(origin.Endpoint) bool {
 	c := &pt.set.cluster
-	maps := s.maps[c.name]
 	return func(e origin.Endpoint) bool {
 		if e.Ready == origin.False || s.withdrawn(c, &e) {
 			return false
 		}
-		_, why := c.address(maps, &e, family)
-		return why == ""
+		return origin.Rejection(e.Address, family, c.subnets) == ""
 	}
 }
 

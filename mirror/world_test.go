@@ -68,7 +68,6 @@ func (w *world) restart(clusters ...clusterConfig) {
 func (w *world) again() {
 	before := w.Snapshot
 	w.restart(configs(before)...)
-	w.maps = before.maps
 	for _, id := range w.order {
 		for k, o := range before.sets[id].origins {
 			w.origin(id, k, o)

@@ -67,7 +67,7 @@ func prepare(cfg config.Mirror, log *slog.Logger) (*manager.Manager, error) {
 		r := &cfg.Remotes[i]
 		client, bounds := m.Remote(r)
 		settings.Remotes = append(settings.Remotes, mirror.Remote{
-			Name: r.Name, Prefix: r.ServicePrefix, PodSubnets: r.PodSubnets, ResyncPeriod: r.ResyncPeriod, StaleAfter: r.StaleAfter,
+			Name: r.Name, Prefix: r.ServicePrefix, PodSubnets: r.PodSubnets, PodSubnetsMap: r.PodSubnetsMap, ResyncPeriod: r.ResyncPeriod, StaleAfter: r.StaleAfter,
 			Client: client, Bounds: bounds, Made: mirror.Bounds{Services: r.MaxServices, Slices: r.MaxSlices, Addresses: r.MaxAddresses},
 		})
 	}

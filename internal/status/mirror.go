@@ -51,8 +51,8 @@ type MirrorCluster struct {
 	Bounds string `json:"bounds,omitempty"`
 	// Waiting is the number of writes that wait because of the limit of bytes.
 	Waiting int `json:"waiting,omitempty"`
-	// PodSubnetsMap is that of a remote.
-	PodSubnetsMap *PodSubnetsMap `json:"podSubnetsMap,omitempty"`
+	// PodSubnetsMap is the setting of a remote's virtual pod subnets; empty: none.
+	PodSubnetsMap string `json:"podSubnetsMap,omitempty"`
 }
 
 // Watch is the status of the watch of one kind in one cluster.

@@ -12,6 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
@@ -32,7 +33,7 @@ type Slice struct {
 // Endpoint is one endpoint of a Slice. Its zone and target have no meaning in another
 // cluster.
 type Endpoint struct {
-	Address  netip.Addr
+	Address  netip.Addr // by which it is reached from this cluster
 	Hostname string
 	// Node is its node; empty: unknown. It is for path reports and isn't copied: kube-proxy
 	// would treat the endpoint as local if a local node has the same name.
@@ -73,9 +74,10 @@ func (c Condition) Pointer() *bool {
 	return &value
 }
 
-// TrimSlice trims an EndpointSlice. It returns false if it has no service, or was deleted:
-// Kubernetes' controller replaces a slice that a finalizer holds, and no longer updates it.
-func TrimSlice(s *discoveryv1.EndpointSlice) (*Slice, bool) {
+// TrimSlice trims an EndpointSlice of a cluster whose pods are known here by a map: its endpoints
+// have the addresses by which they are reached. It returns false if it has no service, or was
+// deleted: Kubernetes' controller replaces a slice that a finalizer holds, and no longer updates it.
+func TrimSlice(s *discoveryv1.EndpointSlice, pods config.SubnetMap) (*Slice, bool) {
 	service := s.Labels[discoveryv1.LabelServiceName]
 	if service == "" || s.DeletionTimestamp != nil {
 		return nil, false
@@ -95,7 +97,7 @@ func TrimSlice(s *discoveryv1.EndpointSlice) (*Slice, bool) {
 			continue
 		}
 		endpoint := Endpoint{
-			Address: address, Target: TargetOf(e.TargetRef),
+			Address: pods.Virtual(address), Target: TargetOf(e.TargetRef),
 			Ready: condition(e.Conditions.Ready), Serving: condition(e.Conditions.Serving),
 			Terminating: condition(e.Conditions.Terminating),
 		}

@@ -7,6 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 )
 
 func TestRejection(t *testing.T) {
@@ -40,6 +42,35 @@ func TestRejection(t *testing.T) {
 	}
 }
 
+// TestTrimSliceTranslates has pods in two subnets, whose virtual ones are in the other order.
+func TestTrimSliceTranslates(t *testing.T) {
+	var m config.SubnetMap
+	if err := m.Decode("10.4.0.0/16=10.200.0.0/16,10.5.0.0/16=10.100.0.0/16,fd00:4::/48=fd00:c9::/48"); err != nil {
+		t.Fatal(err)
+	}
+	for family, c := range map[discoveryv1.AddressType]struct{ have, want []string }{
+		discoveryv1.AddressTypeIPv4: {
+			[]string{"10.4.0.1", "10.4.0.1", "10.5.0.2", "10.6.0.3", "10.200.0.4", "::ffff:10.4.0.5"},
+			[]string{"10.6.0.3", "10.100.0.2", "10.200.0.1", "10.200.0.4", "::ffff:10.4.0.5"},
+		},
+		discoveryv1.AddressTypeIPv6: {[]string{"fd00:4::1", "fd00:5::2", "fd00:4::3%eth0"}, []string{"fd00:4::3%eth0", "fd00:5::2", "fd00:c9::1"}},
+	} {
+		s := &discoveryv1.EndpointSlice{AddressType: family}
+		s.Labels = map[string]string{discoveryv1.LabelServiceName: "db"}
+		for _, a := range c.have {
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
+		}
+		got, _ := TrimSlice(s, m)
+		var all []string
+		for _, e := range got.Endpoints {
+			all = append(all, e.Address.String())
+		}
+		if !slices.Equal(all, c.want) {
+			t.Errorf("%v become %v, want %v", c.have, all, c.want)
+		}
+	}
+}
+
 func TestTrimSliceKeepsNothingOfPods(t *testing.T) {
 	name, hostname, bad, port, yes := "http", "db-0", "Not A Label", int32(80), true
 	s := &discoveryv1.EndpointSlice{
@@ -53,11 +84,11 @@ func TestTrimSliceKeepsNothingOfPods(t *testing.T) {
 			{},
 		},
 	}
-	if _, ok := TrimSlice(s); ok {
+	if _, ok := TrimSlice(s, nil); ok {
 		t.Error("a slice of no service is kept")
 	}
 	s.Labels = map[string]string{discoveryv1.LabelServiceName: "db"}
-	got, _ := TrimSlice(s)
+	got, _ := TrimSlice(s, nil)
 	want := []Endpoint{
 		{Address: netip.MustParseAddr("10.4.0.1"), Ready: True},
 		{Address: netip.MustParseAddr("10.4.0.2"), Hostname: "db-0", Node: "http"},

@@ -301,9 +301,6 @@ func (p *Table[K]) Withdrawals() []Withdrawal {
 	return all
 }
 
-// Places reports whether anything has endpoints on a node.
-func (p *Table[K]) Places(n Node) bool { return len(p.origins[n]) > 0 }
-
 // Origins returns what has endpoints on a node.
 func (p *Table[K]) Origins(n Node) iter.Seq[K] { return maps.Keys(p.origins[n]) }
 
