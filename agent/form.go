@@ -69,7 +69,7 @@ func (f *form) due() time.Time {
 
 // keepNode returns a function that trims what a kube.NodeReader reads.
 func keepNode(local string, cfg *config.Remote) func(runtime.Object) (*peers.Node, bool) {
-	whole, bare := peers.NodeFor(local, cfg.MaxPrefixes, cfg.PodSubnets...), peers.BareNodeFor(local, cfg.MaxPrefixes)
+	whole, bare := peers.NodeFor(local, cfg.MaxPrefixes, cfg.PodSubnetsMap), peers.BareNodeFor(local, cfg.MaxPrefixes)
 	return func(object runtime.Object) (*peers.Node, bool) {
 		switch n := object.(type) {
 		case *corev1.Node:

@@ -73,7 +73,7 @@ func TestNodeForReadsTheAnnotation(t *testing.T) {
 		strings.Repeat("1", 1<<18):            {strings.Repeat("1", 32) + "... (262144 bytes)"},
 		strings.Repeat("10.4.0.1/32,", 1<<14): {"10.4.0.1/32", "10.4.0.1/32", "10.4.0.1/32", "10.4.0.1/32", "10.4.0.1/32"},
 	} {
-		n, kept := NodeFor("aws", 4)(object(&text))
+		n, kept := NodeFor("aws", 4, nil)(object(&text))
 		if !kept || !n.Published || !slices.Equal(n.PodCIDRs, want) {
 			t.Errorf("of %.40q: %v, %v, %q", text, kept, n.Published, n.PodCIDRs)
 		}
@@ -81,10 +81,10 @@ func TestNodeForReadsTheAnnotation(t *testing.T) {
 	text := "10.4.7.0/26"
 	much := object(&text)
 	much.Spec.PodCIDRs = slices.Repeat(much.Spec.PodCIDRs, 1000)
-	if n, _ := NodeFor("aws", 4)(much); !slices.Equal(n.Allocated, []string{"10.4.1.0/24", "10.4.1.0/24"}) || n.Equal(&Node{}) {
+	if n, _ := NodeFor("aws", 4, nil)(much); !slices.Equal(n.Allocated, []string{"10.4.1.0/24", "10.4.1.0/24"}) || n.Equal(&Node{}) {
 		t.Errorf("given: %q", n.Allocated)
 	}
-	if n, _ := NodeFor("aws", 4)(object(nil)); n.Allocated != nil || n.Published || !slices.Equal(n.PodCIDRs, []string{"10.4.1.0/24"}) {
+	if n, _ := NodeFor("aws", 4, nil)(object(nil)); n.Allocated != nil || n.Published || !slices.Equal(n.PodCIDRs, []string{"10.4.1.0/24"}) {
 		t.Errorf("without one: %v, %q", n.Published, n.PodCIDRs)
 	}
 }
@@ -204,7 +204,7 @@ func FuzzPodCIDRs(f *testing.F) {
 		rules := borrowing()
 		rules.Borrowed, rules.MaxPrefixes = borrowed, most
 		victim := node(1, with("10.4.1.0/24", "10.4.3.3/32"))
-		hostile, kept := NodeFor("aws", most)(&corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		hostile, kept := NodeFor("aws", most, nil)(&corev1.Node{ObjectMeta: metav1.ObjectMeta{
 			Name: "hostile", CreationTimestamp: metav1.NewTime(epoch.Add(-time.Hour)), Annotations: map[string]string{
 				PublicKeyAnnotation("aws"): key(9).String(), EndpointAnnotation("aws"): "10.22.0.9:51820", PodCIDRsAnnotation: text,
 			},

@@ -5,13 +5,10 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/kube-semaphore/kube-semaphore/internal/config"
 )
 
 // TestBareNodes trims metadata, and compares with whole nodes.
@@ -41,7 +38,7 @@ func TestBareNodes(t *testing.T) {
 			if kept != (c.prefixes != "") || kept && (!n.Bare || fmt.Sprint(n.PodCIDRs) != c.prefixes) {
 				t.Errorf("%v, %+v", kept, n)
 			}
-			whole, _ := NodeFor("aws", 4)(&corev1.Node{ObjectMeta: meta, Spec: corev1.NodeSpec{PodCIDRs: []string{"10.4.1.0/24"}}})
+			whole, _ := NodeFor("aws", 4, nil)(&corev1.Node{ObjectMeta: meta, Spec: corev1.NodeSpec{PodCIDRs: []string{"10.4.1.0/24"}}})
 			if kept && n.Equal(whole) {
 				t.Error("it equals the whole node, and would replace it")
 			}
@@ -111,31 +108,4 @@ func borrowedOnly(nodes []*Node, owner string, p netip.Prefix) bool {
 			return o.Overlaps(p) && (o == p || !o.IsSingleIP() && !p.IsSingleIP())
 		})
 	})
-}
-
-// TestAllocationInVirtualSubnets: what the control plane allocated is known in virtual subnets, and
-// a kubelet can't move it by a map of its own.
-func TestAllocationInVirtualSubnets(t *testing.T) {
-	for _, c := range []struct{ name, subnets, published string }{
-		{"the map", "10.0.0.0/16=10.201.0.0/16", "10.201.3.0/24"},
-		{"a map that is finer than the subnet", "10.0.3.0/24=10.201.7.0/24", "10.0.3.0/24"},
-		{"a map of a virtual subnet", "10.0.0.0/16=10.201.0.0/16,10.202.0.0/16=10.203.0.0/16", "10.0.3.0/24"},
-		{"a map to elsewhere", "10.0.0.0/16=10.9.0.0/16", "10.9.3.0/24"},
-		{"none", "", "10.0.3.0/24"},
-		{"a bad one", "10.0.0.0/16=10.201.0.0/17", "10.0.3.0/24"},
-		{"a long one", strings.Repeat(" ", maxMap) + "10.0.0.0/16=10.201.0.0/16", "10.0.3.0/24"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			n, _ := NodeFor("aws", 4, prefixes("10.201.0.0/16", "10.202.0.0/16")...)(&corev1.Node{
-				ObjectMeta: metav1.ObjectMeta{Name: "gcp-1", Annotations: map[string]string{
-					PublicKeyAnnotation("aws"): key(1).String(), EndpointAnnotation("aws"): "10.66.0.4:51820",
-					PodCIDRsAnnotation: "10.201.3.0/24", config.SubnetMapAnnotation: c.subnets,
-				}},
-				Spec: corev1.NodeSpec{PodCIDRs: []string{"10.0.3.0/24"}},
-			})
-			if !slices.Equal(n.Allocated, []string{c.published}) || n.isAllocated(n.prefixes[0]) != (c.published == "10.201.3.0/24") {
-				t.Errorf("allocated %v, prefixes %v", n.Allocated, n.prefixes)
-			}
-		})
-	}
 }

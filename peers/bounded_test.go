@@ -19,7 +19,7 @@ func TestPrefixesOfANodeAreBounded(t *testing.T) {
 	const maxPrefixes = 32
 	rules := rules
 	rules.MaxPrefixes = maxPrefixes
-	trim := NodeFor("aws", maxPrefixes)
+	trim := NodeFor("aws", maxPrefixes, nil)
 	object := func(prefixes []string) *corev1.Node {
 		n := node(1)
 		return &corev1.Node{

@@ -30,9 +30,6 @@ const maxPrefix = 64
 // Kubernetes allows one per family.
 const maxAllocated = 2
 
-// maxMap bounds the bytes of a map that is parsed; the longest valid one is shorter.
-const maxMap = 2048
-
 // PodCIDRsAnnotation is the node annotation with the pod prefixes of the node, sorted and
 // comma-separated, the same for all clusters. A node without it has those of
 // spec.podCIDRs; an empty one means none.
@@ -88,44 +85,37 @@ type Node struct {
 
 // NodeFor returns a function that trims Kubernetes Nodes to what the agent of the cluster
 // local needs, with at most maxPrefixes prefixes each. Nodes that publish nothing for that
-// cluster are left out. subnets are the pod subnets of the nodes' cluster, see virtuallyAllocated.
-func NodeFor(local string, maxPrefixes int, subnets ...netip.Prefix) func(*corev1.Node) (*Node, bool) {
+// cluster are left out.
+//
+// pods is the map by which the cluster local knows pods of the nodes' cluster. Agents publish
+// prefixes in virtual subnets once they translate, and a control plane knows no map: what it
+// allocated is translated here, so that the prefix that a node publishes is the one that it was
+// given. A node without the annotation doesn't translate, and its spec.podCIDRs are used as they
+// are.
+func NodeFor(local string, maxPrefixes int, pods config.SubnetMap) func(*corev1.Node) (*Node, bool) {
 	trim := trimmer(local, maxPrefixes)
 	return func(n *corev1.Node) (*Node, bool) {
 		given := specPodCIDRs(n)
-		if _, published := n.Annotations[PodCIDRsAnnotation]; published {
-			given = virtuallyAllocated(given[:min(len(given), maxAllocated)], n.Annotations[config.SubnetMapAnnotation], subnets)
+		if _, published := n.Annotations[PodCIDRsAnnotation]; published && len(pods) > 0 {
+			given = translated(given[:min(len(given), maxAllocated)], pods)
 		}
 		return trim(&n.ObjectMeta, given, false)
 	}
 }
 
-// virtuallyAllocated returns prefixes that a node's control plane allocated as other clusters know
-// them, by the map that the node publishes. The control plane doesn't know the map, and a kubelet
-// can publish any: to keep it from moving the allocation to a prefix of another node, a map counts
-// only if it leaves those bits that differ within the cluster's subnets, and maps none of these.
-func virtuallyAllocated(given []string, text string, subnets []netip.Prefix) []string {
-	var by config.SubnetMap
-	if text == "" || len(text) > maxMap || len(subnets) == 0 || by.Decode(text) != nil {
-		return given
-	}
-	for _, m := range by {
-		for _, s := range subnets {
-			if m.Real.Overlaps(s) || m.Virtual.Overlaps(s) && m.Virtual.Bits() > s.Bits() {
-				return given
-			}
-		}
-	}
-	virtual := make([]string, len(given))
-	for i, text := range given {
-		virtual[i] = text
+// translated returns prefixes as they are known by a map. One that has no translation is
+// returned as it is.
+func translated(texts []string, pods config.SubnetMap) []string {
+	all := make([]string, len(texts))
+	for i, text := range texts {
+		all[i] = text
 		if p, err := parsePrefix(text); err == nil {
-			if p, err = by.VirtualPrefix(p); err == nil {
-				virtual[i] = p.String()
+			if p, err = pods.VirtualPrefix(p); err == nil {
+				all[i] = p.String()
 			}
 		}
 	}
-	return virtual
+	return all
 }
 
 // BareNodeFor is NodeFor of nodes that are read as metadata only, which Suffices must accept.

@@ -38,7 +38,7 @@ func prepare(cfg config.Relay, log *slog.Logger) (*manager.Manager, error) {
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
 		client, bounds := m.Remote(r)
-		settings.Remotes = append(settings.Remotes, relay.RemoteConfig{Name: r.Name, Client: client, Bounds: bounds, MaxPrefixes: r.MaxPrefixes, PodSubnets: r.PodSubnets})
+		settings.Remotes = append(settings.Remotes, relay.RemoteConfig{Name: r.Name, Client: client, Bounds: bounds, MaxPrefixes: r.MaxPrefixes, PodSubnetsMap: r.PodSubnetsMap})
 	}
 	controller := relay.New(settings)
 	report := func() any {

@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,6 +21,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/pace"
@@ -41,8 +41,8 @@ type RemoteConfig struct {
 	Bounds kube.Bounds
 	// MaxPrefixes is the maximum number of prefixes of one node.
 	MaxPrefixes int
-	// PodSubnets are those of the remote, as this cluster knows them.
-	PodSubnets []netip.Prefix
+	// PodSubnetsMap is the map by which this cluster knows the remote's pods.
+	PodSubnetsMap config.SubnetMap
 }
 
 // Config describes a Controller. All fields are required.
@@ -115,7 +115,7 @@ func New(cfg Config) *Controller {
 	}))
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
-		trim := peers.NodeFor(cfg.Cluster, r.MaxPrefixes, r.PodSubnets...)
+		trim := peers.NodeFor(cfg.Cluster, r.MaxPrefixes, r.PodSubnetsMap)
 		c.add(newSource(c, r.Name, r.Client, kube.WatchConfig[*shards.Node]{
 			ListWatch: kube.ReadNodes(r.Client, nil), Bounds: r.Bounds,
 			Keep: func(obj runtime.Object) (*shards.Node, bool) {
