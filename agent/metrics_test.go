@@ -4,7 +4,7 @@ import (
 	"log/slog"
 	"testing"
 
-	"github.com/kube-semaphore/kube-semaphore/docs"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/docstest"
 )
 
 // TestMetricsAreDocumented holds the agent's metrics against docs/metrics.md.
@@ -14,5 +14,5 @@ func TestMetricsAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer a.close()
-	docs.CheckMetrics(t, a.registry, "semaphore_wg_")
+	docstest.CheckMetrics(t, a.registry, "semaphore_wg_")
 }

@@ -1,3 +1,4 @@
+// Package docs compares the documents of the repository with the code.
 package docs
 
 import (
@@ -12,49 +13,33 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/docstest"
 )
 
-func commands(t *testing.T, by ...Runner) []Command {
+func commands(t *testing.T, by ...docstest.Runner) []docstest.Command {
 	t.Helper()
-	found, err := Commands(by...)
+	found, err := docstest.Commands(by...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return found
 }
 
-func TestParse(t *testing.T) {
-	const text = "# A program\n\nSee:\n\n    make demo\n\n```\n    not this\n```\n\n## Labels\n\nThe label\n\n" +
-		"    example.org/name: \"true\"\n    SETTING=a.b\n\n- It prints:\n\n      $ kubectl get nodes | grep a\n      a-1   Ready\n\n" +
-		"1. First, on a real cluster,\n   run\n\n       { printf a\n         sed b; } | cat\n\n   and\n\n       kubectl apply -k x\n\ntext\n"
-	want := []Command{
-		{File: "a.md", Line: 5, Chapter: "A program", Text: "make demo"},
-		{File: "a.md", Line: 20, Text: "kubectl get nodes | grep a", Chapter: "Labels", Marked: true},
-		{File: "a.md", Line: 26, Text: "{ printf a\n  sed b; } | cat", Chapter: "Labels", Marked: true},
-		{File: "a.md", Line: 31, Text: "kubectl apply -k x", Chapter: "Labels", Marked: true},
-	}
-	if diff := cmp.Diff(want, parse("a.md", text)); diff != "" {
-		t.Errorf("commands (-want +got):\n%s", diff)
-	}
-}
-
 // TestEveryCommandIsRunOrNeedsARealCluster is the reason for this package.
 func TestEveryCommandIsRunOrNeedsARealCluster(t *testing.T) {
-	count := map[Runner]int{}
+	count := map[docstest.Runner]int{}
 	for _, c := range commands(t) {
 		by := c.By()
 		count[by]++
 		switch {
 		case by == "":
 			t.Errorf("no test runs it:\n%s", c)
-		case by == RealCluster && !c.Marked:
+		case by == docstest.RealCluster && !c.Marked:
 			t.Errorf("nothing runs it, and its chapter doesn't say that it needs a real cluster:\n%s", c)
 		}
 	}
-	for _, r := range []Runner{Here, Example, Imports, Operator, RealCluster} {
+	for _, r := range []docstest.Runner{docstest.Here, docstest.Example, docstest.Imports, docstest.Operator, docstest.RealCluster} {
 		t.Logf("%s: %d commands", r, count[r])
 		if count[r] == 0 {
 			t.Errorf("found no command for %s: are they written in another way than before?", r)
@@ -65,7 +50,7 @@ func TestEveryCommandIsRunOrNeedsARealCluster(t *testing.T) {
 // shell runs a command in the root of the repository.
 func shell(t *testing.T, command string) string {
 	t.Helper()
-	root, err := Root()
+	root, err := docstest.Root()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +77,7 @@ func TestCommandsOfTheRepository(t *testing.T) {
 	tool, releaser, kernel := program(t, "./cmd/semaphorectl"), program(t, "./tools/release"), program(t, "./e2e/kernel")
 	semaphorectl := regexp.MustCompile(`^(semaphorectl|kubectl semaphore) `)
 	release := regexp.MustCompile(`go -C tools run \./release (\w+)([^>]*)`)
-	for _, c := range commands(t, Here) {
+	for _, c := range commands(t, docstest.Here) {
 		switch {
 		case strings.Contains(c.Text, "make "):
 			shell(t, strings.TrimPrefix(c.Text, "sudo ")+" -n")
@@ -195,7 +180,7 @@ func help(t *testing.T) string {
 // TestMetricsExist checks that docs/metrics.md has the metrics of other documents. The
 // tests of the programs compare docs/metrics.md with their registries.
 func TestMetricsExist(t *testing.T) {
-	metrics, err := Metrics()
+	metrics, err := docstest.Metrics()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,11 +238,11 @@ func TestArgumentsOfTheImage(t *testing.T) {
 // texts returns all documents by their names.
 func texts(t *testing.T) (root string, byName map[string]string) {
 	t.Helper()
-	root, err := Root()
+	root, err := docstest.Root()
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := documents(root)
+	files, err := docstest.Documents(root)
 	if err != nil || len(files) == 0 {
 		t.Fatalf("%d documents, %v", len(files), err)
 	}

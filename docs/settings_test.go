@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/docstest"
 )
 
 // update makes TestSettingsPage write the page: make settings.
@@ -166,7 +167,7 @@ func settingRow(d *config.Description) string {
 
 // TestSettingsPage compares docs/settings.md with the settings of internal/config.
 func TestSettingsPage(t *testing.T) {
-	root, err := Root()
+	root, err := docstest.Root()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,9 +1,107 @@
 package docs
 
 import (
+	"fmt"
+	"go/scanner"
+	"go/token"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
+	"strings"
 	"testing"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/docstest"
 )
+
+// Wording is what this repository says in banned words, and how often its comments use
+// words that plain technical English seldom needs.
+type Wording struct {
+	Banned       []string // file:line: word, in the order of the files
+	CommentLines int      // lines of Go comments
+	Counted      int      // words in them that match counted
+}
+
+// PerThousand returns counted words per 1,000 comment lines.
+func (w Wording) PerThousand() float64 {
+	return 1000 * float64(w.Counted) / float64(max(w.CommentLines, 1))
+}
+
+var (
+	// banned has a plainer word each: "reports", "returns", "users", "no program", "again".
+	banned = regexp.MustCompile(`(?i)\b(tells?|telling|told|who(m)?ever|nobody|somebody|troubles?|anew|by and by|(for|of) who|(is|are|was|were) away|comes? late|what is there)\b`)
+	// counted is banned's single words and "who", which a person may have.
+	counted = regexp.MustCompile(`(?i)\b(tells?|told|trouble|whoever|who|nobody|somebody)\b`)
+	// parts are the words of an identifier.
+	parts = regexp.MustCompile(`[A-Z]?[a-z]+|[A-Z]+`)
+	// worded are files that are read as a whole: in Go, comments, strings and names are.
+	worded = regexp.MustCompile(`\.(md|ya?ml|html|sh)$|(^|/)(Makefile|Dockerfile|run|deps)$`)
+	// itself lists the words, and CONTRIBUTING.md names them.
+	itself = regexp.MustCompile(`^docs/words_test\.go$|^CONTRIBUTING\.md$`)
+)
+
+// Words reads what git tracks below root.
+func Words(root string) (Wording, error) {
+	out, err := exec.Command("git", "-C", root, "ls-files", "-z").Output()
+	if err != nil {
+		return Wording{}, fmt.Errorf("list files: %w", err)
+	}
+	var w Wording
+	for _, name := range strings.Split(strings.TrimRight(string(out), "\x00"), "\x00") {
+		isGo := strings.HasSuffix(name, ".go")
+		if itself.MatchString(name) || !isGo && !worded.MatchString(name) {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if os.IsNotExist(err) {
+			continue // Deleted, and not committed yet.
+		}
+		if err != nil {
+			return Wording{}, err
+		}
+		if isGo {
+			w.source(name, text)
+		} else {
+			w.text(name, 1, string(text))
+		}
+	}
+	return w, nil
+}
+
+// source adds a Go file: its comments, strings and names.
+func (w *Wording) source(name string, text []byte) {
+	names := map[string]bool{} // Each is looked at where it stands first.
+	files := token.NewFileSet()
+	file := files.AddFile(name, -1, len(text))
+	var s scanner.Scanner
+	s.Init(file, text, nil, scanner.ScanComments)
+	for {
+		pos, kind, literal := s.Scan()
+		switch line := file.Line(pos); kind {
+		case token.EOF:
+			return
+		case token.COMMENT:
+			w.CommentLines += 1 + strings.Count(strings.TrimSuffix(literal, "\n"), "\n")
+			w.Counted += len(counted.FindAllString(literal, -1))
+			w.text(name, line, literal)
+		case token.STRING:
+			w.text(name, line, literal)
+		case token.IDENT:
+			if !names[literal] {
+				names[literal] = true
+				w.text(name, line, strings.Join(parts.FindAllString(literal, -1), " "))
+			}
+		}
+	}
+}
+
+// text adds banned words of text, whose first line is line.
+func (w *Wording) text(name string, line int, text string) {
+	for _, at := range banned.FindAllStringIndex(text, -1) {
+		w.Banned = append(w.Banned, fmt.Sprintf("%s:%d: %s", name, line+strings.Count(text[:at[0]], "\n"), text[at[0]:at[1]]))
+	}
+}
 
 // perThousand is how many counted words 1,000 comment lines may have: comparable projects
 // have 0 to 5.
@@ -11,7 +109,7 @@ const perThousand = 5
 
 // TestWords keeps out words that CONTRIBUTING.md bans.
 func TestWords(t *testing.T) {
-	root, err := Root()
+	root, err := docstest.Root()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,10 +5,10 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/kube-semaphore/kube-semaphore/docs"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/manager"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/docstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/reporttest"
 	"github.com/kube-semaphore/kube-semaphore/policy"
@@ -31,7 +31,7 @@ func deadProgram(t *testing.T) *manager.Manager {
 
 // TestMetricsAreDocumented holds the program's metrics against docs/metrics.md.
 func TestMetricsAreDocumented(t *testing.T) {
-	docs.CheckMetrics(t, deadProgram(t).Registry, "semaphore_policy_", "kube_policy_semaphore_")
+	docstest.CheckMetrics(t, deadProgram(t).Registry, "semaphore_policy_", "kube_policy_semaphore_")
 }
 
 func TestStatusOfAProgramThatHasNotRun(t *testing.T) {

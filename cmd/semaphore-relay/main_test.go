@@ -4,8 +4,8 @@ import (
 	"log/slog"
 	"testing"
 
-	"github.com/kube-semaphore/kube-semaphore/docs"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/docstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 )
 
@@ -19,5 +19,5 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	docs.CheckMetrics(t, p.Registry, "semaphore_relay_")
+	docstest.CheckMetrics(t, p.Registry, "semaphore_relay_")
 }

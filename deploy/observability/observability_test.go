@@ -15,7 +15,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/kube-semaphore/kube-semaphore/docs"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/docstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
@@ -196,7 +196,7 @@ var attached = []string{"job", "instance", "le"}
 // TestQueriesAskForWhatExists compares metrics and labels with the documented ones, which
 // the programs' tests compare with real registries.
 func TestQueriesAskForWhatExists(t *testing.T) {
-	metrics, err := docs.Metrics()
+	metrics, err := docstest.Metrics()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,10 +19,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
-	"github.com/kube-semaphore/kube-semaphore/docs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/docstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
@@ -157,7 +157,7 @@ func (e *example) handOverLess(t *testing.T) {
 // documents runs the documented commands against the API servers: kubectl, and semaphorectl
 // tokens. Those that uninstall the example are in takeOut.
 func (e *example) documents(t *testing.T) {
-	commands, err := docs.Commands(docs.Example)
+	commands, err := docstest.Commands(docstest.Example)
 	must(t, err)
 	e.originalDaemonSet(t)
 	const mirror = "aws-default-73736d-fluentd"

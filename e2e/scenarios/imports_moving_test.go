@@ -15,8 +15,8 @@ import (
 	"sigs.k8s.io/mcs-api/config/crd"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
-	"github.com/kube-semaphore/kube-semaphore/docs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/docstest"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 )
 
@@ -30,7 +30,7 @@ const (
 // they need.
 func (m *imports) documents(t *testing.T, chapter string, do func(command string) (instead string, is bool)) {
 	t.Helper()
-	commands, err := docs.Commands(docs.Imports)
+	commands, err := docstest.Commands(docstest.Imports)
 	must(t, err)
 	dir := t.TempDir()
 	must(t, errors.Join(

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/docs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/docstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 )
 
@@ -54,7 +54,7 @@ func TestOperatorsView(t *testing.T) {
 	})
 
 	t.Run("commands of the documents", func(t *testing.T) {
-		commands, err := docs.Commands(docs.Operator)
+		commands, err := docstest.Commands(docstest.Operator)
 		must(t, err)
 		for _, c := range commands {
 			if path, asked := strings.CutPrefix(c.Text, "curl -s http://127.0.0.1:7774"); asked {

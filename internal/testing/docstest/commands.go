@@ -1,9 +1,7 @@
-// Package docs compares the documents of the repository with the code. It finds the
-// documented commands and, for each command, the test that runs it: tests get their
-// commands from this package. Every documented command is run by a test unless the document
-// says that it needs a real cluster. The package also finds documented metrics, and the
-// tests to which statements refer.
-package docs
+// Package docstest finds the documented commands and, for each command, the test that runs it:
+// tests get their commands from this package. Every documented command is run by a test unless
+// the document says that it needs a real cluster. The package also finds documented metrics.
+package docstest
 
 import (
 	"errors"
@@ -19,7 +17,7 @@ type Runner string
 
 // The runners.
 const (
-	// Here is the test of this package: make with -n, our tools with -h. TestKubelet in
+	// Here is the test of docs: make with -n, our tools with -h. TestKubelet in
 	// e2e/kubelet tests semaphorectl itself.
 	Here Runner = "docs"
 	// Example is TestExample: kubectl and semaphorectl tokens, against two API servers with
@@ -106,7 +104,7 @@ func Commands(by ...Runner) ([]Command, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, err := documents(root)
+	files, err := Documents(root)
 	if err != nil {
 		return nil, err
 	}
@@ -129,8 +127,8 @@ func Commands(by ...Runner) ([]Command, error) {
 	return found, nil
 }
 
-// documents returns the documents of the repository, from its root.
-func documents(root string) ([]string, error) {
+// Documents returns the documents of the repository, from its root.
+func Documents(root string) ([]string, error) {
 	var files []string
 	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md"} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
