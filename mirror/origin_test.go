@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -21,8 +22,8 @@ func TestTextOfARemoteIsTruncated(t *testing.T) {
 		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{long}}},
 	}
 	w, id, web := newWorld(), setID{"aws", mirrored}, origin.Key{Namespace: "shop", Name: "web"}
-	for _, family := range []string{"IPv4", long} {
-		s.Name, s.AddressType = "web-"+family[:1], discoveryv1.AddressType(family)
+	for i, family := range []string{"IPv4", long} {
+		s.Name, s.AddressType = fmt.Sprint("web-", i), discoveryv1.AddressType(family)
 		sl, _ := origin.TrimSlice(s, nil)
 		w.slice(id, nil, sl)
 	}
@@ -52,6 +53,7 @@ func FuzzSlice(f *testing.F) {
 	f.Add("::ffff:10.4.0.1", "x", "y", int32(-1), true, "FQDN")
 	f.Fuzz(func(t *testing.T, address, hostname, port string, number int32, ready bool, family string) {
 		s := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "web-1"},
 			AddressType: discoveryv1.AddressType(family),
 			Ports:       []discoveryv1.EndpointPort{{Name: &port, Port: &number}, {}},
 			Endpoints: []discoveryv1.Endpoint{

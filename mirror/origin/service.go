@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 )
@@ -88,7 +87,7 @@ func TrimService(s *corev1.Service, localFirst labels.Selector) *Service {
 	}
 	trimmed.Reject = trimmed.Spec.fault()
 	switch {
-	case len(validation.IsDNS1123Label(s.Name)) > 0 || len(validation.IsDNS1123Label(s.Namespace)) > 0:
+	case !isLabel(s.Name) || !isLabel(s.Namespace):
 		trimmed.Reject = "invalid name or namespace"
 	case s.Spec.Type == corev1.ServiceTypeExternalName:
 		trimmed.Reject = "type ExternalName: it has a name elsewhere, and no endpoints"

@@ -75,11 +75,12 @@ func (c Condition) Pointer() *bool {
 }
 
 // TrimSlice trims an EndpointSlice of a cluster whose pods are known here by a map: its endpoints
-// have the addresses by which they are reached. It returns false if it has no service, or was
-// deleted: Kubernetes' controller replaces a slice that a finalizer holds, and no longer updates it.
+// have the addresses by which they are reached. It returns false if it has no service, a name that
+// no API server accepts, or was deleted: Kubernetes' controller replaces a slice that a finalizer
+// holds, and no longer updates it.
 func TrimSlice(s *discoveryv1.EndpointSlice, pods config.SubnetMap) (*Slice, bool) {
 	service := s.Labels[discoveryv1.LabelServiceName]
-	if service == "" || s.DeletionTimestamp != nil {
+	if s.DeletionTimestamp != nil || !isLabel(service) || !isLabel(s.Namespace) || len(validation.IsDNS1123Subdomain(s.Name)) > 0 {
 		return nil, false
 	}
 	trimmed := &Slice{Name: s.Name, Service: Key{s.Namespace, service}, Family: s.AddressType}
@@ -116,6 +117,8 @@ func TrimSlice(s *discoveryv1.EndpointSlice, pods config.SubnetMap) (*Slice, boo
 	}
 	return trimmed, true
 }
+
+func isLabel(name string) bool { return len(validation.IsDNS1123Label(name)) == 0 }
 
 // Named returns ports with the defaults of names and protocols.
 func Named(ports []discoveryv1.EndpointPort) (all []discoveryv1.EndpointPort) {

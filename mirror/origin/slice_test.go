@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 )
@@ -55,7 +56,7 @@ func TestTrimSliceTranslates(t *testing.T) {
 		},
 		discoveryv1.AddressTypeIPv6: {[]string{"fd00:4::1", "fd00:5::2", "fd00:4::3%eth0"}, []string{"fd00:4::3%eth0", "fd00:5::2", "fd00:c9::1"}},
 	} {
-		s := &discoveryv1.EndpointSlice{AddressType: family}
+		s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "db-1"}, AddressType: family}
 		s.Labels = map[string]string{discoveryv1.LabelServiceName: "db"}
 		for _, a := range c.have {
 			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
@@ -74,6 +75,7 @@ func TestTrimSliceTranslates(t *testing.T) {
 func TestTrimSliceKeepsNothingOfPods(t *testing.T) {
 	name, hostname, bad, port, yes := "http", "db-0", "Not A Label", int32(80), true
 	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "db-1"},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port}, {Port: &port}},
 		Endpoints: []discoveryv1.Endpoint{

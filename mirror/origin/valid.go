@@ -9,13 +9,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Bounds of one object. Those of slices are the API's (API reference of EndpointSlice). The
-// API doesn't limit the ports of a Service except by the size of the object, which several
-// clusters share in a global service.
+// Bounds of one object: a whole one is written for each changed byte. API servers accept 20,000
+// ports of an EndpointSlice, of which its reference promises 100, and any number of a Service; a
+// slice has those of its Service. The number of endpoints is theirs.
 const (
-	maxServicePorts   = 1000
-	maxSlicePorts     = 20000
-	maxSliceEndpoints = 1000
+	maxPorts     = 1000
+	maxPortBytes = 64 << 10 // of names and appProtocols
+	maxEndpoints = 1000
 )
 
 // maxAffinity is the maximum session affinity in seconds (API reference of ClientIPConfig).
@@ -27,8 +27,12 @@ func (s *Spec) fault() string {
 	if s.AffinityTimeout < 0 || s.AffinityTimeout > maxAffinity {
 		return fmt.Sprintf("session affinity of %d s", s.AffinityTimeout)
 	}
-	if len(s.Ports) > maxServicePorts {
-		return fmt.Sprintf("%d ports", len(s.Ports))
+	bytes := 0
+	for i := range s.Ports {
+		bytes += len(s.Ports[i].Name) + len(s.Ports[i].AppProtocol)
+	}
+	if why := tooLarge(len(s.Ports), bytes); why != "" {
+		return why
 	}
 	type number struct {
 		protocol corev1.Protocol
@@ -58,11 +62,17 @@ func (s *Spec) fault() string {
 // fault returns why an API server would reject this EndpointSlice, or an empty string.
 // Addresses are rejected individually, see Rejection.
 func (s *Slice) fault() string {
-	switch {
-	case len(s.Ports) > maxSlicePorts:
-		return fmt.Sprintf("%d ports", len(s.Ports))
-	case len(s.Endpoints) > maxSliceEndpoints:
-		return fmt.Sprintf("%d endpoints", len(s.Endpoints))
+	bytes := 0
+	for i := range s.Ports {
+		if bytes += len(*s.Ports[i].Name); s.Ports[i].AppProtocol != nil {
+			bytes += len(*s.Ports[i].AppProtocol)
+		}
+	}
+	if why := tooLarge(len(s.Ports), bytes); why != "" {
+		return why
+	}
+	if n := len(s.Endpoints) + len(s.Unreadable); n > maxEndpoints {
+		return fmt.Sprintf("%d endpoints: at most %d are copied", n, maxEndpoints)
 	}
 	names := map[string]bool{}
 	for i := range s.Ports {
@@ -73,6 +83,17 @@ func (s *Slice) fault() string {
 			return fmt.Sprintf("duplicate port %q", *s.Ports[i].Name)
 		}
 		names[*s.Ports[i].Name] = true
+	}
+	return ""
+}
+
+// tooLarge returns why ports aren't copied, with the bytes of their names and appProtocols.
+func tooLarge(ports, bytes int) string {
+	switch {
+	case ports > maxPorts:
+		return fmt.Sprintf("%d ports: at most %d are copied", ports, maxPorts)
+	case bytes > maxPortBytes:
+		return fmt.Sprintf("names and appProtocols of %d bytes: at most %d are copied", bytes, maxPortBytes)
 	}
 	return ""
 }
