@@ -124,7 +124,7 @@ func (e *engine) serve(ctx context.Context, l link, file *os.File) error {
 		return err
 	}
 	// Not cancelled: a later request could overtake this one, and find no device while the
-	// engine takes over the TUN.
+	// engine opens the TUN.
 	ctx = context.WithoutCancel(ctx)
 	var askErr error
 	err = raw.Control(func(fd uintptr) {

@@ -119,7 +119,7 @@ func (l link) configure(mtu int, log *slog.Logger) (changed bool, err error) {
 }
 
 // minQueue is the minimum queue length of a TUN link, in packets, for the time in which it
-// has no reader: during a takeover, or a restart of the serving process. It is 100 ms at
+// has no reader: while the process that serves it is replaced. It is 100 ms at
 // 20,000 packets a second; the kernel's default of 500 is a quarter of that.
 const minQueue = 2000
 

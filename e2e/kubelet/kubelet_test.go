@@ -56,7 +56,7 @@ func TestKubelet(t *testing.T) {
 	})
 	t.Run("rollouts of a new image", func(t *testing.T) {
 		for n := range *rollouts {
-			l.under(t, fmt.Sprintf("rollout %d", n+1), func() { l.rollOut(t, n%2) })
+			l.blink(t, fmt.Sprintf("rollout %d", n+1), func() { l.rollOut(t, n%2) })
 		}
 	})
 	t.Run("the agent is killed", func(t *testing.T) {

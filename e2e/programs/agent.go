@@ -79,7 +79,7 @@ func (a *Agent) PIDs() ([]int, error) {
 }
 
 // StartEngine starts the engine as in our manifest, beside the agent, which waits for it from
-// its next start on. It takes over the devices of a running engine. env is additional
+// its next start on. It continues the devices of the engine that the agent has started. env is additional
 // environment.
 func (a *Agent) StartEngine(env ...string) error {
 	process, err := a.Node.Start(sandbox.Command{

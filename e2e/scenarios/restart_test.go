@@ -75,7 +75,7 @@ func testRestartWithoutPort(t *testing.T, a *programs.Agent, from, to *testbed.P
 	ctx := within(t, 4*time.Minute)
 	routes, err := allRoutes(ctx, a.Node)
 	must(t, err)
-	// As in a pod. It takes over from the engine that the agent has started, which ends.
+	// As in a pod. It continues the devices of the engine that the agent has started, which ends.
 	must(t, a.StartEngine())
 	eventually(t, time.Minute, "the engine to serve", func(context.Context) error {
 		if !strings.Contains(a.Engine().Log(), "msg=starting") {

@@ -112,8 +112,8 @@ func TestAControlSocketIsRemoved(t *testing.T) {
 	}
 }
 
-// An engine that hung and was replaced stands by when it continues.
-func TestAnEngineThatHungStandsBy(t *testing.T) {
+// An engine that hung and was replaced waits when it runs again.
+func TestAnEngineThatHungWaits(t *testing.T) {
 	nstest.Long(t)
 	first := start(t)
 	first.says(t, "msg=starting")
@@ -122,56 +122,33 @@ func TestAnEngineThatHungStandsBy(t *testing.T) {
 	second := start(t)
 	second.says(t, "msg=starting")
 	signal(t, first.Process.Pid, unix.SIGCONT)
-	first.says(t, "msg=\"standing by\"")
-	second.says(t, "msg=\"another engine stands by\"")
+	first.says(t, "msg=\"another engine serves: waiting for its end\"")
+	second.says(t, "msg=\"another engine waits\"")
 }
 
-// When the engine that serves is killed, one of those that stand by serves, and the others
-// stand by again.
-func TestSeveralStandBy(t *testing.T) {
-	engines := []*running{start(t)}
-	engines[0].says(t, "msg=starting")
-	for range 2 {
-		next := start(t)
-		next.says(t, "msg=starting")
-		engines = append(engines, next)
-	}
-	engines[0].says(t, "msg=\"standing by\"")
-	engines[1].says(t, "msg=\"standing by\"")
-	for _, e := range engines {
-		e.log.Take()
-	}
-	if err := engines[2].Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	polltest.Until(t, time.Minute, "one engine stands by again", func() bool {
-		for _, e := range engines[:2] {
-			if strings.Contains(e.log.Take(), "msg=\"another engine stands by\"") {
-				return true
-			}
-		}
-		return false
-	})
-	newTunnel(t).works(t)
-}
-
-// A serving process that hangs during a hand-over is replaced, on either side, and the
-// hand-over succeeds afterwards.
-func TestAServerHangsDuringAHandOver(t *testing.T) {
+// A serving process that hangs during an upgrade is replaced, on either side, and the upgrade
+// succeeds.
+func TestAServerHangsDuringAnUpgrade(t *testing.T) {
 	nstest.Long(t)
-	for name, hangs := range map[string]func(first, second *running) *running{
-		"old": func(first, _ *running) *running { return first },
-		"new": func(_, second *running) *running { return second },
-	} {
-		t.Run(name, func(t *testing.T) {
-			first := start(t)
-			first.says(t, "msg=starting")
+	for _, hangs := range []string{"old", "new"} {
+		t.Run(hangs, func(t *testing.T) {
+			old := start(t)
+			old.says(t, "msg=starting")
 			tl := newTunnel(t)
 			tl.works(t)
-			second := start(t)
-			first.says(t, "msg=\"another engine takes over\"")
-			stop(t, hangs(first, second).server(t))
-			first.says(t, "msg=\"standing by\"")
+			next := start(t)
+			old.says(t, "msg=\"another engine waits\"")
+			if hangs == "old" {
+				stop(t, old.server(t))
+			}
+			signal(t, old.Process.Pid, unix.SIGTERM)
+			if hangs == "new" {
+				stop(t, next.server(t))
+			}
+			if err := <-old.ended; err != nil {
+				t.Errorf("the old engine ends with %v", err)
+			}
+			next.says(t, "msg=starting")
 			tl.works(t)
 		})
 	}

@@ -33,9 +33,10 @@ type deviceState struct {
 	responseSize atomic.Int64
 
 	// configuring guards the following fields, and is locked while a server changes the
-	// device or hands it over.
+	// device, and during an upgrade.
 	configuring sync.Mutex
 	server      *server // that has the device; nil: none
+	stopped     bool    // server reads no packets, see control.Stop
 	model       *model
 	wantUp      bool
 
@@ -174,70 +175,6 @@ func (d *deviceState) with(ctx context.Context, s *server, f func(*server) error
 
 func noChange(*server) error { return nil }
 
-// open creates the device on a server, down and without configuration. It returns the port
-// of its inherited sockets, or the configured one. The caller has locked d.configuring.
-func (d *deviceState) open(ctx context.Context, s *server) (port uint16, err error) {
-	files, port, err := d.duplicates()
-	if err != nil {
-		return 0, err
-	}
-	defer files.Close()
-	return port, s.ask(ctx, control.Message{Op: opOpen, Name: d.name, Index: d.index}, files...)
-}
-
-// restore passes the device to a server that doesn't have it yet, with the packets that
-// its descriptors have queued. The caller has locked d.configuring.
-func (d *deviceState) restore(ctx context.Context, s *server) (err error) {
-	if d.server == s {
-		return nil
-	}
-	port, err := d.open(ctx, s)
-	if err != nil {
-		return err
-	}
-	d.server = s
-	defer func() { //nolint:contextcheck // The request's context may have ended.
-		if err != nil {
-			// The server has a part of the device. The monitor restores all of it.
-			d.server = nil
-			err = errors.Join(err, d.closeOn(s))
-		}
-	}()
-	answer, err := s.uapi(ctx, d, d.model.request(port))
-	if err != nil {
-		return err
-	}
-	if string(answer) != answerOK {
-		d.log.Warn("configuration restored in part", "answer", string(answer))
-	}
-	if d.wantUp {
-		if err := s.ask(ctx, control.Message{Op: opUp, Name: d.name}); err != nil && !s.gone() {
-			d.log.Warn("reopening UDP sockets failed", "err", err)
-		}
-	}
-	keys, live := d.model.recent(time.Now())
-	if err := s.reconnect(ctx, d.name, keys[:live]); err != nil {
-		return err
-	}
-	d.ready.Store(s)
-	if len(keys) > 0 {
-		d.all.wg.Go(func() { d.restoreKeepalives(s, keys) })
-	}
-	return nil
-}
-
-// closeOn closes a device that a server has in part, because another process needs its link
-// and its port. A server that doesn't close it is killed.
-func (d *deviceState) closeOn(s *server) error {
-	ctx, cancel := context.WithTimeout(d.all.ctx, serverTimeout)
-	defer cancel()
-	err := s.closeDevice(ctx, d.name)
-	if err == nil || d.all.ctx.Err() != nil {
-		return nil
-	}
-	return errors.Join(err, s.process.Kill())
-}
-
 // duplicates returns duplicates of the device's descriptors, the TUN first, and the port
 // that it listens on.
 func (d *deviceState) duplicates() (files control.Files, port uint16, err error) {
@@ -268,40 +205,6 @@ func duplicate(fd int) (int, error) {
 	return dup, nil
 }
 
-// Keepalive intervals are set for some peers at a time, because a device sends a keepalive,
-// and so begins a handshake, at once.
-const (
-	keepalivesAtOnce = 64
-	keepalivesPause  = 20 * time.Millisecond
-)
-
-func (d *deviceState) restoreKeepalives(s *server, keys []key) {
-	for len(keys) > 0 {
-		n := min(len(keys), keepalivesAtOnce)
-		err := func() error {
-			d.configuring.Lock()
-			defer d.configuring.Unlock()
-			request := d.model.keepalives(keys[:n])
-			if d.server != s || request == nil {
-				return nil
-			}
-			_, err := s.uapi(d.ctx, d, request)
-			return err
-		}()
-		if err != nil {
-			return // The next server restarts this.
-		}
-		if keys = keys[n:]; len(keys) == 0 {
-			return
-		}
-		select {
-		case <-time.After(keepalivesPause):
-		case <-d.ctx.Done():
-			return
-		}
-	}
-}
-
 // serverTimeout bounds the server's answer to the monitor; beyond it, the server hangs.
 const serverTimeout = 10 * time.Second
 
@@ -314,10 +217,10 @@ func (d *deviceState) monitor() error {
 	ctx, cancel := context.WithTimeout(d.ctx, serverTimeout)
 	defer cancel()
 	if !d.configuring.TryLock() {
-		// A request or a hand-over is in progress, which may take more than a minute. A
+		// A request or an upgrade is in progress, which may take longer. A
 		// server that runs answers at once that it has no device without a name.
 		if err = s.ask(ctx, control.Message{Op: opUAPI}); timedOut(err) {
-			return errors.Join(err, s.process.Kill())
+			return errors.Join(err, s.kill())
 		}
 		return nil
 	}
@@ -327,7 +230,7 @@ func (d *deviceState) monitor() error {
 		err = s.exchange(ctx, d, getRequest, d.model.observe)
 	}
 	if timedOut(err) {
-		_ = s.process.Kill()
+		_ = s.kill()
 	}
 	if err != nil && d.dropIfGone() {
 		return nil

@@ -171,6 +171,16 @@ func (all *devices) restore(ctx context.Context, s *server) {
 	s.ready.Store(ready)
 }
 
+// restoreAll restores all devices on the server that runs, if one does.
+func (all *devices) restoreAll() {
+	all.mu.Lock()
+	s := all.server
+	all.mu.Unlock()
+	if s != nil {
+		all.wg.Go(func() { all.restore(all.ctx, s) })
+	}
+}
+
 // setSockets replaces the duplicates of a device's UDP sockets, and owns files.
 func (all *devices) setSockets(name string, port int, files control.Files) {
 	all.mu.Lock()

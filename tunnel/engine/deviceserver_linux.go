@@ -16,8 +16,8 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/backpressure"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
-	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/handover"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/link"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/resume"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/udp"
 )
 
@@ -35,15 +35,16 @@ type deviceServer struct {
 type serverDevice struct {
 	name    string
 	dev     *device.Device
-	bind    *handover.Bind
-	tun     *handover.Tun // shut until sessions were made
-	closing atomic.Bool   // this process closes the device
+	bind    *resume.Bind
+	tun     *resume.Tun // not read until sessions were made
+	closing atomic.Bool // this process closes the device
+	stopped atomic.Bool // another process continues the device, with its sockets
 	// toReconnect are the peers that had sessions.
-	toReconnect []handover.Key
+	toReconnect []resume.Key
 	inherited   []*os.File // UDP sockets of an earlier process
 
 	mu   sync.Mutex
-	stop func() // ends the task, see startTask
+	stop func() // ends reconnect, see startTask
 }
 
 // serve carries out the requests of the supervisor until the connection ends.
@@ -91,11 +92,9 @@ func (s *deviceServer) handle(m control.Message, files *control.Files) error {
 	case opHandshake:
 		d.handshake(m.Keys)
 	case opStart:
-		d.startTask(&s.wg, d.reconnect)
-	case opHandOver:
-		return s.handOver(d, files)
-	case opTakeOver:
-		return s.takeOver(d, files)
+		return s.start(d, files)
+	case opStop:
+		return d.stopReading(*files)
 	case opClose:
 		s.close(d)
 	default:
@@ -121,16 +120,20 @@ func (s *deviceServer) open(name string, index int, files control.Files) error {
 		files[1:].Close()
 		return errors.Join(err, file.Close())
 	}
-	// Shut: without peers wireguard-go would drop the packets of the TUN, and its link's
+	// Not read yet: without peers wireguard-go would drop the packets of the TUN, and its link's
 	// events would make it open sockets before the port is configured.
-	d := &serverDevice{name: name, tun: handover.NewTun(native, true)}
+	d := &serverDevice{name: name, tun: resume.NewTun(native)}
 	for _, fd := range files[1:] {
 		d.inherited = append(d.inherited, os.NewFile(uintptr(fd), "udp "+name))
 	}
-	d.bind = handover.NewBind(udp.New(udp.Config{
+	d.bind = resume.NewBind(udp.New(udp.Config{
 		Inherited: d.inherited,
 		Opened:    func(port uint16, sockets []*os.File) { s.sendSockets(name, int(port), sockets) },
-		Closed:    func() { s.sendSockets(name, 0, nil) },
+		Closed: func() {
+			if !d.stopped.Load() {
+				s.sendSockets(name, 0, nil)
+			}
+		},
 	}))
 	d.dev = backpressure.NewDevice(d.tun, d.bind, mtu, deviceLog(s.log.With("device", name)))
 	s.mu.Lock()
@@ -204,52 +207,6 @@ func (s *deviceServer) serveUAPI(d *serverDevice, files *control.Files) error {
 	return nil
 }
 
-// side returns the device as one side of a hand-over, over the socket in files.
-func (s *deviceServer) side(d *serverDevice, files *control.Files) (handover.Side, error) {
-	file, err := takeFile(files, "pair")
-	if err != nil {
-		return handover.Side{}, err
-	}
-	pair, err := handover.Conn(file)
-	return handover.Side{
-		Device: d.dev, Bind: d.bind, Tun: d.tun, Pair: pair,
-		Limits: handover.DefaultLimits, Log: s.log.With("device", d.name),
-	}, err
-}
-
-// handOver hands over a device and closes it.
-func (s *deviceServer) handOver(d *serverDevice, files *control.Files) error {
-	d.stopTask() // reconnect, or the end of a takeover by this process
-	side, err := s.side(d, files)
-	if err != nil {
-		return err
-	}
-	if err := handover.HandOver(background, side, func() {}); err != nil {
-		return err
-	}
-	s.close(d)
-	return nil
-}
-
-// takeOver takes over a device, and returns when this process serves it.
-func (s *deviceServer) takeOver(d *serverDevice, files *control.Files) error {
-	side, err := s.side(d, files)
-	if err != nil {
-		return err
-	}
-	owned, ended := make(chan struct{}), make(chan error, 1)
-	d.startTask(&s.wg, func(ctx context.Context) { ended <- handover.TakeOver(ctx, side, func() { close(owned) }) })
-	select {
-	case <-owned:
-		return nil
-	case err := <-ended:
-		if err != nil {
-			return fmt.Errorf("device %s: %w", d.name, err)
-		}
-		return nil
-	}
-}
-
 // close closes a device.
 func (s *deviceServer) close(d *serverDevice) {
 	s.mu.Lock()
@@ -261,10 +218,10 @@ func (s *deviceServer) close(d *serverDevice) {
 }
 
 // parseKeys returns the valid keys, in the same order.
-func parseKeys(texts []string) (keys []handover.Key) {
+func parseKeys(texts []string) (keys []resume.Key) {
 	for _, text := range texts {
 		if k, err := parseKey(text); err == nil {
-			keys = append(keys, handover.Key(k))
+			keys = append(keys, resume.Key(k))
 		}
 	}
 	return keys
@@ -291,22 +248,59 @@ const (
 	handshakeLimit = 5 * time.Second
 )
 
-// reconnect begins handshakes with the peers that had sessions, and opens the TUN as soon as
-// all have one, or after reconnectLimit.
+// reconnect reads the sockets, begins handshakes with the peers that had sessions, and reads the
+// TUN as soon as all have one, or after reconnectLimit.
 func (d *serverDevice) reconnect(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, handshakeLimit)
 	defer cancel()
+	d.bind.Start()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = handover.Initiate(ctx, d.dev, d.bind, d.toReconnect)
+		_ = resume.Initiate(ctx, d.dev, d.bind, d.toReconnect)
 	}()
 	select {
 	case <-done:
 	case <-time.After(reconnectLimit):
 	}
-	d.tun.Open()
+	d.tun.Start()
 	<-done
+}
+
+// start starts reconnect: at once, or when the pipe whose descriptor is in files was written to or
+// closed.
+func (s *deviceServer) start(d *serverDevice, files *control.Files) error {
+	if len(*files) == 0 {
+		d.startTask(&s.wg, d.reconnect)
+		return nil
+	}
+	stopped, err := takeFile(files, "stopped")
+	if err != nil {
+		return err
+	}
+	d.startTask(&s.wg, func(ctx context.Context) {
+		defer context.AfterFunc(ctx, func() { _ = stopped.Close() })()
+		_, _ = stopped.Read(make([]byte, 1))
+		_ = stopped.Close()
+		if ctx.Err() == nil {
+			d.reconnect(ctx)
+		}
+	})
+	return nil
+}
+
+// stopReading makes the device read no further packets, and then writes to the pipe whose
+// descriptor is in files. The device sends what it had read.
+func (d *serverDevice) stopReading(files control.Files) error {
+	ctx, cancel := context.WithTimeout(background, stopTimeout)
+	defer cancel()
+	d.stopTask()
+	d.stopped.Store(true)
+	err := errors.Join(d.tun.Stop(ctx), d.bind.Stop(ctx))
+	if err == nil && len(files) > 0 {
+		_, err = unix.Write(files[0], []byte{0})
+	}
+	return err
 }
 
 // startTask runs f with the device until it ends, the next task starts, or stopTask is

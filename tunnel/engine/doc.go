@@ -2,37 +2,46 @@
 // continues to serve them when the agent that configured them has ended. It consists of
 // two processes:
 //
-//	agent --control socket--> supervisor --socket pair--> server (its child)
-//	wg    --UAPI sockets----> supervisor
+//	                          supervisor                   server (its child)
+//	agent --control socket--> descriptors, configurations  wireguard-go, all devices
+//	wg    --UAPI sockets----> TUN, UDP sockets (copies) -> TUN <--> UDP sockets
+//	                          get, set                  -> get, set
+//	                          where peers are           <- get
 //
 // The supervisor owns the state that must survive the server: the descriptors of TUNs
 // and UDP sockets, which queue packets while no process reads them, and the
-// configuration of each device, in memory only. It handles no packets. When the server
-// ends, it starts another one, passes descriptors and configuration to it, and the new
-// server begins handshakes with the peers that had sessions. Session keys never leave
-// the process that made them.
+// configuration of each device, in memory only. It handles no packets. Session keys never
+// leave the server that made them.
 //
-// An engine that starts takes over the devices of the engine that runs. The supervisors
-// decide which engine has a device and pass its descriptors; the servers move its sessions,
-// see package handover:
+// There is one way to restart a device, restart_linux.go: the next server gets descriptors and
+// configuration, reads the sockets, makes handshakes with the peers that had sessions, and then
+// reads the TUN. After a crash of the server they come from its supervisor. In an upgrade they
+// come from the supervisor of the engine that ends:
 //
-//	old engine                                      new engine
-//	server    supervisor (handover_linux.go)        supervisor (takeover_linux.go)    server
-//	          <---------- BeginTakeover -----------
-//	          ------- Devices, each with: -------->
-//	          <------------- HandOver -------------
-//	  <- opHandOver, end of pair ------- configuration, end of pair, TUN, sockets -->
-//	                                                --- opOpen, opUAPI, opTakeOver --->
-//	  <============================= pair: sessions and TUN =========================>
-//	  -- answer -->  drops the device               <----------- answer --------------
-//	          <--------- TakenOver, device --------  has the device, replaces its UAPI socket
-//	                                                replaces the control socket
-//	          <------------- TakenOver ------------
-//	          ends, connects again: ---- Standby -->
-//	          <---------- RequestTakeover ---------  when this engine has to end
+//	old engine                                 new engine, which waits
+//	server    supervisor                       supervisor                    server
+//	          <---------------- Wait ---------
+//	          -- Ending (it got SIGTERM) ---->
+//	          <------------- Upgrade ---------
+//	          each device: <----- State ------
+//	          -- configuration, TUN, sockets ->
+//	                                          -- opOpen, opUAPI, opUp -->
+//	                                          -- opReconnect, opStart -->  waits at a pipe
+//	          <------- Stop, the pipe --------
+//	  <- opStop, the pipe
+//	  reads no more
+//	  ============================ writes to the pipe ===================>  handshakes, reads
+//	                                          replaces UAPI and control sockets
+//	          <------------- Serving ---------
+//	          ends
 //
-// If the new engine ends before it has the device, the old engine continues to serve it. If
-// the old engine's server has ended, TakenOver decides whether the device is restored here.
+// If the new engine ends before Serving, the old one restores its devices as after a crash, and
+// goes on. When the old engine or its host crashes, the agent passes the links to the next
+// engine.
+//
+// Packages, from the outside in: control is the protocol between agent, supervisors and servers;
+// resume stops and starts a device's packets; backpressure bounds those inside wireguard-go;
+// link and udp read and write them.
 //
 // The engine knows nothing of Kubernetes or remote clusters. Its client creates and
 // deletes the TUN links.

@@ -15,7 +15,7 @@ import (
 	"golang.zx2c4.com/wireguard/tun/tuntest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
-	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/handover"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/resume"
 )
 
 func TestDeviceLogIsLimited(t *testing.T) {
@@ -49,7 +49,7 @@ func TestDeviceLogPassesDebugMessagesOnWhenAsked(t *testing.T) {
 // wireguard-go logs the rest of a refused request, which may contain keys.
 func TestRefusedRequestsDoNotShowKeys(t *testing.T) {
 	var out logtest.Buffer
-	dev := device.NewDevice(handover.NewTun(tuntest.NewChannelTUN().TUN(), true), conn.NewDefaultBind(), deviceLog(slog.New(slog.NewTextHandler(&out, nil))))
+	dev := device.NewDevice(resume.NewTun(tuntest.NewChannelTUN().TUN()), conn.NewDefaultBind(), deviceLog(slog.New(slog.NewTextHandler(&out, nil))))
 	defer dev.Close()
 	secret := strings.Repeat("c0ffee00", 8)
 	for _, request := range []string{

@@ -24,6 +24,13 @@ const insideVariable = "ENGINE_TEST_INSIDE"
 // of their own.
 func TestMain(m *testing.M) {
 	enginetest.Main()
+	if os.Getenv(remoteVariable) != "" {
+		if err := serveRemote(); err != nil {
+			fmt.Fprintln(os.Stderr, "remote:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if os.Getenv(insideVariable) != "" {
 		if nstest.FuzzWorker() {
 			os.Exit(m.Run())

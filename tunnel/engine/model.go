@@ -237,24 +237,46 @@ func (m *model) observe(answer io.Reader) error {
 func (m *model) request(port uint16) []byte {
 	var b bytes.Buffer
 	b.WriteString("set=1\n")
-	if m.private != (key{}) {
-		fmt.Fprintf(&b, "private_key=%x\n", m.private[:])
-	}
-	fmt.Fprintf(&b, "listen_port=%d\nfwmark=%d\nreplace_peers=true\n", port, m.mark)
-	for k, p := range m.peers {
-		fmt.Fprintf(&b, "public_key=%x\n", k[:])
-		if p.preshared != (key{}) {
-			fmt.Fprintf(&b, "preshared_key=%x\n", p.preshared[:])
-		}
-		if p.endpoint != "" {
-			fmt.Fprintf(&b, "endpoint=%s\n", p.endpoint)
-		}
-		for _, prefix := range p.allowed {
-			fmt.Fprintf(&b, "allowed_ip=%s\n", prefix)
-		}
-	}
+	m.write(&b, port, false)
 	b.WriteByte('\n')
 	return b.Bytes()
+}
+
+// text returns the model as the answer to a "get" request, see read.
+func (m *model) text() []byte {
+	var b bytes.Buffer
+	m.write(&b, m.port, true)
+	b.WriteString(answerOK)
+	return b.Bytes()
+}
+
+// write writes the model: what a new device is configured with, or all of it.
+func (m *model) write(b *bytes.Buffer, port uint16, all bool) {
+	if m.private != (key{}) {
+		fmt.Fprintf(b, "private_key=%x\n", m.private[:])
+	}
+	fmt.Fprintf(b, "listen_port=%d\nfwmark=%d\n", port, m.mark)
+	if !all {
+		b.WriteString("replace_peers=true\n")
+	}
+	for k, p := range m.peers {
+		fmt.Fprintf(b, "public_key=%x\n", k[:])
+		if p.preshared != (key{}) {
+			fmt.Fprintf(b, "preshared_key=%x\n", p.preshared[:])
+		}
+		if p.endpoint != "" {
+			fmt.Fprintf(b, "endpoint=%s\n", p.endpoint)
+		}
+		if all && !p.handshake.IsZero() {
+			fmt.Fprintf(b, "last_handshake_time_sec=%d\n", p.handshake.Unix())
+		}
+		if all {
+			fmt.Fprintf(b, "persistent_keepalive_interval=%d\n", p.keepalive)
+		}
+		for _, prefix := range p.allowed {
+			fmt.Fprintf(b, "allowed_ip=%s\n", prefix)
+		}
+	}
 }
 
 // keepalives returns the request that sets the keepalive intervals of some peers, nil when

@@ -15,14 +15,14 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/tun/tuntest"
 
-	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/handover"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/resume"
 )
 
 // newDevice returns a device of wireguard-go that is down, with a link and sockets in
 // memory. Its buffers are 8 MB, and more with the race detector: the caller closes it early.
 func newDevice() *device.Device {
 	silent := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
-	return device.NewDevice(handover.NewTun(tuntest.NewChannelTUN().TUN(), true), conn.NewDefaultBind(), silent)
+	return device.NewDevice(resume.NewTun(tuntest.NewChannelTUN().TUN()), conn.NewDefaultBind(), silent)
 }
 
 // copied describes a new device with the configuration of a model.
@@ -145,11 +145,13 @@ func TestAModelIsWhatTheDeviceIs(t *testing.T) {
 				t.Fatal(err)
 			}
 			read := newModel()
-			if err := read.read(strings.NewReader(text + "errno=0\n\n")); err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(sorted(whole(m)), sorted(whole(read))); diff != "" {
-				t.Fatalf("seed %d: model, and one read from the device (-want +got):\n%s", seed, diff)
+			for from, text := range map[string]string{"the device": text + "errno=0\n\n", "the model's text": string(m.text())} {
+				if err := read.read(strings.NewReader(text)); err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(sorted(whole(m)), sorted(whole(read))); diff != "" {
+					t.Fatalf("seed %d: model, and one read from %s (-want +got):\n%s", seed, from, diff)
+				}
 			}
 			if r.IntN(2) == 0 {
 				m = read // equal, so that the test continues with it

@@ -28,10 +28,9 @@ const (
 	opUp        = "up"        // open UDP sockets
 	opReconnect = "reconnect" // Keys: peers that had sessions, with which opStart begins handshakes
 	opHandshake = "handshake" // Keys: begin handshakes with these peers, which have sessions
-	opStart     = "start"     // begin handshakes, then read the TUN
+	opStart     = "start"     // read the sockets, begin handshakes, then read the TUN; descriptor of a pipe: after it was written to or closed
+	opStop      = "stop"      // read no further packets, and write to the descriptor of a pipe; the next request is opClose
 	opClose     = "close"     // close the device
-	opHandOver  = "hand over" // descriptor of a pair: hand over the device and close it
-	opTakeOver  = "take over" // descriptor of a pair: take over the device
 )
 
 // opSockets is a request of the serving process, which waits for the answer: Port and the
@@ -47,6 +46,8 @@ type server struct {
 }
 
 func (s *server) gone() bool { return s.conn.Err() != nil }
+
+func (s *server) kill() error { return s.process.Kill() }
 
 // ask sends a request, and waits for its response, which is empty.
 func (s *server) ask(ctx context.Context, m control.Message, files ...int) error {
@@ -246,8 +247,9 @@ func (s *server) uapi(ctx context.Context, d *deviceState, request []byte) (answ
 	return answer, err
 }
 
-// reconnect begins handshakes with peers that had sessions, and then reads the TUN.
-func (s *server) reconnect(ctx context.Context, device string, keys []key) error {
+// start lets packets pass: the process begins handshakes with peers that had sessions, and then
+// reads the TUN. With the descriptor of a pipe, after that was written to or closed.
+func (s *server) start(ctx context.Context, device string, keys []key, after ...int) error {
 	for some := range slices.Chunk(keys, control.MaxKeys) {
 		m := control.Message{Op: opReconnect, Name: device}
 		for _, k := range some {
@@ -257,5 +259,5 @@ func (s *server) reconnect(ctx context.Context, device string, keys []key) error
 			return err
 		}
 	}
-	return s.ask(ctx, control.Message{Op: opStart, Name: device})
+	return s.ask(ctx, control.Message{Op: opStart, Name: device}, after...)
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,8 +22,8 @@ type Config struct {
 	Build string // version of this program, reported to clients
 	// Server is the command line of the serving process.
 	Server []string
-	// Temporary engines end when a client ends them, see [control.End], and never take
-	// over the devices of another engine.
+	// Temporary engines end when a client ends them, see [control.End], or when an engine
+	// waits that isn't temporary. They never continue the devices of another engine.
 	Temporary bool
 	Logger    *slog.Logger
 }
@@ -33,18 +34,25 @@ const (
 	requestTimeout = 20 * time.Second
 	// acceptPause is the pause after accept failed.
 	acceptPause = 100 * time.Millisecond
+	// helloTimeout bounds an engine's answer to a hello; beyond it, the engine hangs.
+	helloTimeout = 5 * time.Second
+	// retryPause is the pause before a connection to the engine that serves is tried again.
+	retryPause = 100 * time.Millisecond
 )
 
 // supervisor answers clients of the control socket, and runs the serving process. It handles no
 // packets.
 type supervisor struct {
-	cfg       Config
-	log       *slog.Logger
-	wg        sync.WaitGroup
-	end       func() // ends Run
-	ctx       context.Context
-	devices   *devices
-	handovers *handovers
+	cfg      Config
+	log      *slog.Logger
+	wg       sync.WaitGroup
+	end      func() // ends Run
+	ctx      context.Context
+	stop     chan struct{} // closed when a temporary engine isn't needed any more
+	stopping sync.Once
+	devices  *devices
+	upgrades *upgrades
+	replaced atomic.Bool // another engine has the control socket
 
 	mu       sync.Mutex
 	listener *control.Listener // of the control socket; nil until Run has it
@@ -54,16 +62,28 @@ type supervisor struct {
 // newSupervisor returns a supervisor that runs until ctx ends.
 func newSupervisor(ctx context.Context, cfg Config) *supervisor {
 	ctx, end := context.WithCancel(ctx)
-	sup := &supervisor{cfg: cfg, log: cfg.Logger, ctx: ctx, end: end, clients: make(map[*control.Conn]bool)}
+	sup := &supervisor{cfg: cfg, log: cfg.Logger, ctx: ctx, end: end, stop: make(chan struct{}), clients: make(map[*control.Conn]bool)}
 	sup.devices = newDevices(ctx, cfg.Logger, &sup.wg, sup.notifyDied)
-	sup.handovers = newHandovers(ctx, sup.devices, end)
+	sup.upgrades = newUpgrades(sup.devices, end)
 	return sup
 }
 
-// run serves devices until ctx ends, a client ends the engine, or another engine has taken
-// over all devices: then takenOver is true. It takes over the devices of an engine that
-// runs already.
-func run(ctx context.Context, cfg Config) (takenOver bool, err error) {
+// Run serves devices until ctx ends or a client ends the engine. It doesn't delete links,
+// whose routes stay, too. While another engine serves, Run waits: it continues the devices of
+// that one when that is asked to end, and serves without them when that was killed.
+func Run(ctx context.Context, cfg Config) error {
+	for {
+		replaced, err := run(ctx, cfg)
+		if err != nil || !replaced || cfg.Temporary {
+			return err
+		}
+	}
+}
+
+// run serves devices until ctx ends, a client ends the engine, or another engine has replaced
+// this one, because it didn't answer: then replaced is true. Before, it waits while another
+// engine serves.
+func run(ctx context.Context, cfg Config) (replaced bool, err error) {
 	sup := newSupervisor(context.WithoutCancel(ctx), cfg)
 	defer sup.end()
 	if removed, err := control.RemoveUnfinished(); len(removed) > 0 || err != nil {
@@ -71,14 +91,16 @@ func run(ctx context.Context, cfg Config) (takenOver bool, err error) {
 	}
 	sup.wg.Go(sup.superviseServer)
 	sup.wg.Go(func() { sup.devices.monitor(sup.ensureControlSocket) }) //nolint:contextcheck // It ends with the engine.
-	listener, err := sup.takeOverOrListen(ctx)
-	if err == nil {
+	listener, err := sup.listen(ctx)
+	if listener != nil {
 		sup.log.Info("starting", "version", cfg.Build, "socket", control.Path)
 		sup.serveClients(listener)
 		select {
 		case <-sup.ctx.Done():
+		case <-sup.stop:
+			sup.upgrades.passOn(sup.ctx) //nolint:contextcheck // ctx ends before this engine does.
 		case <-ctx.Done():
-			sup.handovers.await()
+			sup.upgrades.passOn(sup.ctx) //nolint:contextcheck // ctx has ended before this engine does.
 		}
 		sup.log.Info("ending")
 	}
@@ -93,7 +115,72 @@ func run(ctx context.Context, cfg Config) (takenOver bool, err error) {
 	}
 	sup.mu.Unlock()
 	sup.wg.Wait()
-	return sup.handovers.isComplete(), err
+	return sup.replaced.Load(), err
+}
+
+// listen waits until no other engine serves, continues the devices of one that ends, and
+// returns the control socket; nil: ctx has ended.
+func (sup *supervisor) listen(ctx context.Context) (*control.Listener, error) {
+	for warned := ""; ctx.Err() == nil; {
+		ending := make(chan struct{}, 1)
+		limited, cancel := context.WithTimeout(ctx, helloTimeout)
+		c, err := control.Subscribe(limited, func(m control.Message) {
+			if m.Op == control.Ending {
+				select {
+				case ending <- struct{}{}:
+				default:
+				}
+			}
+		})
+		cancel()
+		switch {
+		case err == nil && sup.cfg.Temporary:
+			c.Close()
+			return nil, fmt.Errorf("socket %s is %w", control.Path, control.ErrServed)
+		case err == nil:
+			listener, err := sup.wait(ctx, c, ending)
+			c.Close()
+			if listener != nil {
+				return listener, nil
+			}
+			if err == nil {
+				continue // That engine has ended.
+			}
+			sup.log.Warn("upgrade failed: the other engine goes on", "err", err)
+		case control.Absent(err):
+			listener, err := control.Listen(control.Path)
+			if !errors.Is(err, control.ErrServed) {
+				return listener, err
+			}
+		case ctx.Err() != nil:
+		case timedOut(err):
+			sup.log.Warn("the running engine doesn't answer: replacing it; links that it has open can't be served", "err", err)
+			return control.Replace(control.Path)
+		case err.Error() != warned: // It is ending, or speaks another version of the protocol.
+			warned = err.Error()
+			sup.log.Warn("connecting to the engine that serves failed: retrying", "err", err)
+		}
+		select {
+		case <-time.After(retryPause):
+		case <-ctx.Done():
+		}
+	}
+	return nil, nil
+}
+
+// wait waits for the end of the engine that serves. If that one asks for it, wait continues its
+// devices and returns the control socket.
+func (sup *supervisor) wait(ctx context.Context, c *control.Client, ending <-chan struct{}) (*control.Listener, error) {
+	// An engine of an earlier release refuses. It ends, and the agent configures this one.
+	_, err := c.Ask(ctx, control.Message{Op: control.Wait})
+	sup.log.Info("another engine serves: waiting for its end", "version", c.Build, "upgrade", err == nil)
+	select {
+	case <-ending:
+		return sup.upgrade(ctx, c)
+	case <-c.Done():
+	case <-ctx.Done():
+	}
+	return nil, nil
 }
 
 // serveClients serves the control socket, instead of an earlier one, until the engine ends.
@@ -218,21 +305,32 @@ func (sup *supervisor) answer(c *control.Conn, m control.Message, files *control
 	case control.End:
 		answer.Changed = sup.cfg.Temporary && sup.devices.ifNone(sup.end)
 		return answer, nil, nil
-	case control.BeginTakeover:
-		if err := sup.handovers.begin(c); err != nil {
+	case control.Wait:
+		sup.upgrades.wait(c)
+		if sup.cfg.Temporary {
+			sup.stopping.Do(func() { close(sup.stop) })
+		}
+		return answer, nil, nil
+	case control.Upgrade:
+		if err := sup.upgrades.begin(c); err != nil {
 			return answer, nil, err
 		}
 		answer.Devices = sup.list()
 		return answer, nil, nil
-	case control.HandOver:
-		return sup.handovers.handOver(c, sup.devices.find(m.Name))
-	case control.TakenOver:
-		return answer, nil, sup.handovers.confirm(c, m.Name)
-	case control.Standby:
-		sup.handovers.standBy(c)
-		return answer, nil, nil
+	case control.State:
+		return sup.upgrades.state(ctx, c, sup.devices.find(m.Name))
+	case control.Stop:
+		return answer, nil, sup.upgrades.stop(ctx, c, sup.devices.find(m.Name), *files)
+	case control.Serving:
+		return answer, nil, sup.upgrades.complete(c)
+	case control.EarlierUpgrade:
+		select {
+		case <-sup.ctx.Done():
+		case <-c.Ending():
+		}
+		return answer, nil, errUpgrading
 	}
-	if err := sup.handovers.mayChange(); err != nil {
+	if err := sup.upgrades.mayChange(); err != nil {
 		if m.Op == control.Handshake {
 			err = nil // The new engine begins handshakes with all peers.
 		}
@@ -296,4 +394,27 @@ func (sup *supervisor) serve(ctx context.Context, m control.Message, files *cont
 		return errors.Join(fmt.Errorf("serve %q: %w", m.Name, err), d.remove(ctx))
 	}
 	return nil
+}
+
+// ensureControlSocket restores the control socket if it was removed. If another engine has
+// replaced it, because this one didn't answer, this engine drops its devices and waits.
+func (sup *supervisor) ensureControlSocket() {
+	sup.mu.Lock()
+	lost := sup.listener != nil && !sup.listener.InPlace()
+	sup.mu.Unlock()
+	if !lost || sup.upgrades.mayChange() != nil {
+		return
+	}
+	fresh, err := control.Listen(control.Path)
+	switch {
+	case err == nil:
+		sup.log.Warn("restored the control socket after it was removed")
+		sup.serveClients(fresh)
+	case errors.Is(err, control.ErrServed):
+		sup.log.Warn("another engine has replaced the control socket: dropping all devices")
+		sup.replaced.Store(true)
+		sup.end()
+	default:
+		sup.log.Warn("restoring the control socket failed", "err", err)
+	}
 }

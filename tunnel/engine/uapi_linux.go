@@ -111,7 +111,7 @@ func (d *deviceState) configure(request []byte) (answer []byte, err error) {
 	if changes {
 		return answer, d.withServer(ctx, ask)
 	}
-	// "get" requests don't lock d.configuring: changes and hand-overs may take long.
+	// "get" requests don't lock d.configuring: changes and upgrades may take long.
 	err = d.all.retry(ctx, func(s *server) error {
 		if d.ready.Load() != s {
 			return d.with(ctx, s, ask)

@@ -21,8 +21,8 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/backpressure"
-	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/handover"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/link"
+	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/resume"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/udp"
 )
 
@@ -67,7 +67,10 @@ func serve(args []string, ours bool) error {
 		if err != nil {
 			return err
 		}
-		dev = backpressure.NewDevice(handover.NewTun(native, false), handover.NewBind(udp.New(udp.Config{})), mtu, log)
+		reader, bind := resume.NewTun(native), resume.NewBind(udp.New(udp.Config{}))
+		reader.Start()
+		bind.Start()
+		dev = backpressure.NewDevice(reader, bind, mtu, log)
 	} else {
 		native, err := tun.CreateTUN(args[0], mtu)
 		if err != nil {

@@ -36,10 +36,10 @@ func Program(dir string) (path string, err error) {
 	return path, os.Symlink(self, path)
 }
 
-// Command returns the command of an engine in a process of its own.
-func Command() *exec.Cmd {
+// Command returns the command of an engine in a process of its own, in a role if one is given.
+func Command(role ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Args = []string{name, "-log-format=text"}
+	cmd.Args = append(append([]string{name}, role...), "-log-format=text")
 	return cmd
 }
 

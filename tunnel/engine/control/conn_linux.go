@@ -50,6 +50,7 @@ var errClosed = errors.New("connection was closed")
 type Conn struct {
 	unix   *net.UnixConn
 	handle Handler
+	ending chan struct{}
 	done   chan struct{}
 	wg     sync.WaitGroup
 
@@ -66,7 +67,7 @@ type answer struct {
 
 // NewConn returns a connection over a socket, see [Conn.Start].
 func NewConn(c *net.UnixConn, handle Handler) *Conn {
-	return &Conn{unix: c, handle: handle, done: make(chan struct{}), waiting: make(map[uint64]chan answer)}
+	return &Conn{unix: c, handle: handle, ending: make(chan struct{}), done: make(chan struct{}), waiting: make(map[uint64]chan answer)}
 }
 
 // Start starts to read messages. It is called once.
@@ -74,6 +75,9 @@ func (c *Conn) Start() { c.wg.Go(c.run) }
 
 // Done is closed when the connection has ended and all handlers have returned.
 func (c *Conn) Done() <-chan struct{} { return c.done }
+
+// Ending is closed when the connection ends; handlers may still run.
+func (c *Conn) Ending() <-chan struct{} { return c.ending }
 
 // Err returns the error that ended the connection, io.EOF if the other side closed it.
 func (c *Conn) Err() error {
@@ -99,6 +103,7 @@ func (c *Conn) end(err error) {
 		return
 	}
 	c.err = err
+	close(c.ending)
 	_ = c.unix.CloseRead()
 	for id, wait := range c.waiting {
 		close(wait)

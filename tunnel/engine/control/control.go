@@ -42,26 +42,33 @@ const (
 // MaxKeys bounds the keys of a message.
 const MaxKeys = 500
 
-// Requests of an engine that takes over, to the engine that serves.
+// Requests of an engine that continues the devices of the one that serves, in this order.
 const (
-	// BeginTakeover begins a takeover, which lasts as long as the connection. The response has
-	// Devices. Other clients can't change devices during a takeover.
-	BeginTakeover = "take"
-	// HandOver begins the hand-over of the device Name. The response has descriptors: a file
-	// with the configuration, an end of a pair for the hand-over, the TUN, and the UDP
-	// sockets, which are bound to Port.
-	HandOver = "give"
-	// TakenOver reports that the device Name was taken over, or without a name, all devices:
-	// the engine that receives this stands by from then on.
-	TakenOver = "took"
-	// Standby reports that the sender stands by.
-	Standby = "standby"
+	// Wait registers an engine that waits until this one ends: it then gets Ending.
+	Wait = "wait"
+	// Upgrade begins an upgrade, which lasts as long as the connection. The response has
+	// Devices. Nothing can change devices during an upgrade.
+	Upgrade = "upgrade"
+	// State returns the state of the device Name: a file with the configuration, which is
+	// the answer to a "get" request of UAPI, the TUN, and the UDP sockets, which are bound to
+	// Port.
+	State = "state"
+	// Stop makes this engine read no further packets of the device Name, and then write to
+	// the descriptor of a pipe.
+	Stop = "stop"
+	// Serving ends this engine: the sender serves. If the connection ends before, this engine
+	// restores its devices.
+	Serving = "serving"
+
+	// EarlierUpgrade is what an engine of an earlier release begins with. It has no response
+	// while this engine serves: that one serves when this one has ended, without its devices.
+	EarlierUpgrade = "take"
 )
 
 // Notifications of the engine.
 const (
-	Died            = "died"     // to all clients: the device Name, of the link Index, has ended by itself
-	RequestTakeover = "takeover" // to the engine that stands by: take over, this engine ends
+	Died   = "died"   // to all clients: the device Name, of the link Index, has ended by itself
+	Ending = "ending" // to an engine that waits: begin an upgrade, this engine ends
 )
 
 // Message is a request, a response, or a notification, which has no response.

@@ -24,7 +24,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
-	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/handover"
 )
 
 // running is an engine process.
@@ -34,10 +33,11 @@ type running struct {
 	log   *logtest.Buffer
 }
 
-func start(t *testing.T) *running {
+// start starts an engine, in a role if one is given.
+func start(t *testing.T, role ...string) *running {
 	t.Helper()
 	nstest.TUN(t)
-	r := &running{Cmd: enginetest.Command(), ended: make(chan error, 1), log: new(logtest.Buffer)}
+	r := &running{Cmd: enginetest.Command(role...), ended: make(chan error, 1), log: new(logtest.Buffer)}
 	r.Stderr = r.log
 	if err := r.Start(); err != nil {
 		t.Fatal(err)
@@ -348,45 +348,25 @@ func (tl *tunnel) works(t *testing.T) (out, in uint64) {
 	return tl.out.now(), tl.in.now()
 }
 
-// An engine that starts takes over from the one that serves. That one stands by, and takes
-// over again when the other one gets SIGTERM. No packet is lost.
-func TestEnginesHandOver(t *testing.T) {
-	first := start(t)
-	first.says(t, "msg=starting")
+// An engine that starts waits while another one serves. When that one gets SIGTERM, it continues
+// the device, with its whole configuration.
+func TestUpgrade(t *testing.T) {
+	serving := start(t)
+	serving.says(t, "msg=starting")
 	tl := newTunnel(t)
-	out, in := tl.works(t)
-
-	second := start(t)
-	second.says(t, "msg=\"taken over\"")
-	first.says(t, "msg=\"standing by\"")
-	tl.works(t)
-	marked(t)
-	if list := ask(t, control.Message{Op: control.List}).Devices; len(list) != 1 || list[0].Name != name {
-		t.Errorf("the second engine serves %v", list)
-	}
-	if answer := configure(t, "get=1\n\n"); !strings.Contains(answer, "persistent_keepalive_interval=25\n") || !strings.Contains(answer, "listen_port=51820\n") {
-		t.Errorf("the configuration has changed:\n%s", answer)
-	}
-	second.says(t, "msg=\"another engine stands by\"")
-	if err := second.Process.Signal(unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-second.ended; err != nil {
-		t.Errorf("the second engine ends with %v", err)
-	}
-	first.says(t, "msg=\"taken over\"")
-	tl.works(t)
-	marked(t)
-	for what, c := range map[string]struct {
-		*counted
-		first, last uint64
-	}{"out": {tl.out, out, tl.out.now()}, "in": {tl.in, in, tl.in.now()}} {
-		for end := time.Now().Add(30 * time.Second); c.missing(c.first, c.last) > 0 && time.Now().Before(end); {
-			time.Sleep(10 * time.Millisecond)
+	for range 2 {
+		tl.works(t)
+		serving = upgrade(t, serving)
+		tl.works(t)
+		marked(t)
+		if list := ask(t, control.Message{Op: control.List}).Devices; len(list) != 1 || list[0].Name != name {
+			t.Errorf("the next engine serves %v", list)
 		}
-		t.Logf("%s: %d packets", what, c.last-c.first)
-		if lost := c.missing(c.first, c.last); lost > 0 {
-			t.Errorf("%s: %d packets are lost", what, lost)
+		polltest.Until(t, time.Minute, "the interval of keepalives to be restored", func() bool {
+			return strings.Contains(configure(t, "get=1\n\n"), "persistent_keepalive_interval=25\n")
+		})
+		if answer := configure(t, "get=1\n\n"); !strings.Contains(answer, "listen_port=51820\n") {
+			t.Errorf("the configuration has changed:\n%s", answer)
 		}
 	}
 }
@@ -401,16 +381,41 @@ func marked(t *testing.T) {
 	}
 }
 
-// The engine that stands by serves when the other one is killed.
-func TestStandbyServes(t *testing.T) {
+// The engine that waits serves when the other one is killed.
+func TestAWaitingEngineServes(t *testing.T) {
 	first := start(t)
 	first.says(t, "msg=starting")
 	second := start(t)
-	second.says(t, "msg=\"another engine stands by\"")
-	if err := second.Process.Kill(); err != nil {
+	first.says(t, "msg=\"another engine waits\"")
+	if err := first.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	first.says(t, "msg=starting")
+	second.says(t, "msg=starting")
+	newTunnel(t).works(t)
+}
+
+// When the engine that serves is killed, one of those that wait serves, and the others wait for
+// that one.
+func TestSeveralWait(t *testing.T) {
+	serving := start(t)
+	serving.says(t, "msg=starting")
+	var waiting []*running
+	for range 3 {
+		next := start(t)
+		next.says(t, "msg=\"another engine serves: waiting for its end\"")
+		waiting = append(waiting, next)
+	}
+	if err := serving.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	polltest.Until(t, time.Minute, "one serves, and two wait", func() bool {
+		serve, wait := 0, 0
+		for _, e := range waiting {
+			serve += strings.Count(e.log.String(), "msg=starting")
+			wait += strings.Count(e.log.String(), "msg=\"another engine waits\"")
+		}
+		return serve == 1 && wait == 2
+	})
 	newTunnel(t).works(t)
 }
 
@@ -425,110 +430,226 @@ func dial(t *testing.T, notify func(control.Message)) *control.Client {
 	return c
 }
 
-// taking begins a takeover, which lasts until the returned connection ends.
-func taking(t *testing.T) *control.Client {
+// request sends a request of an engine that continues the device.
+func request(t *testing.T, c *control.Client, op string) {
 	t.Helper()
-	c := dial(t, func(control.Message) {})
-	if _, err := c.Ask(t.Context(), control.Message{Op: control.BeginTakeover}); err != nil {
+	_, files, err := c.AskFiles(t.Context(), control.Message{Op: op, Name: name})
+	if err != nil {
 		t.Fatal(err)
 	}
-	return c
+	t.Cleanup(files.Close)
 }
 
-// An engine that gets SIGTERM during a takeover ends after it, or after two failed
-// takeovers.
-func TestAnEngineEndsAfterAHandOver(t *testing.T) {
-	first := start(t)
-	first.says(t, "msg=starting")
+// The other engine ends after each of its requests: this one continues to serve.
+func TestAnUpgradeFails(t *testing.T) {
+	serving := start(t)
+	serving.says(t, "msg=starting")
+	tl := newTunnel(t)
+	for _, ops := range [][]string{
+		{control.Upgrade},
+		{control.Upgrade, control.State},
+		{control.Upgrade, control.State, control.Stop},
+	} {
+		tl.works(t)
+		c := dial(t, func(control.Message) {})
+		for _, op := range ops {
+			request(t, c, op)
+		}
+		if answer := configure(t, "get=1\n\n"); !strings.Contains(answer, "listen_port=51820\n") {
+			t.Errorf("after %v the device answers:\n%s", ops, answer)
+		}
+		// The engine that continues the device begins handshakes with all peers: the request
+		// succeeds, so that the agent doesn't repeat it.
+		ask(t, control.Message{Op: control.Handshake, Name: name, Keys: []string{strings.Repeat("0", 64)}})
+		c.Close()
+		serving.says(t, "msg=\"upgrade failed")
+		tl.works(t)
+		marked(t)
+	}
+}
+
+// Only the engine that has begun an upgrade may continue it.
+func TestUpgradesAreOneAtATime(t *testing.T) {
+	serving := start(t)
+	serving.says(t, "msg=starting")
+	newTunnel(t)
+	one, other := dial(t, func(control.Message) {}), dial(t, func(control.Message) {})
+	refused := func(c *control.Client, op string) {
+		t.Helper()
+		if _, err := c.Ask(t.Context(), control.Message{Op: op, Name: name}); err == nil {
+			t.Errorf("%s succeeds", op)
+		}
+	}
+	for _, op := range []string{control.State, control.Stop, control.Serving} {
+		refused(one, op)
+	}
+	request(t, one, control.Upgrade)
+	refused(one, control.Stop)
+	for _, op := range []string{control.Upgrade, control.State, control.Stop, control.Serving, control.Remove, control.Up} {
+		refused(other, op)
+	}
+	request(t, one, control.State)
+	refused(one, control.State)
+}
+
+// An engine that gets SIGTERM ends after two attempts of the one that waits have failed.
+func TestAnEngineEndsAfterFailedUpgrades(t *testing.T) {
+	serving := start(t)
+	serving.says(t, "msg=starting")
 	newTunnel(t).works(t)
-	c := taking(t)
-	if err := first.Process.Signal(unix.SIGTERM); err != nil {
-		t.Fatal(err)
+	for attempt := range 2 {
+		ending := make(chan struct{}, 1)
+		c := dial(t, func(m control.Message) {
+			if m.Op == control.Ending {
+				ending <- struct{}{}
+			}
+		})
+		request(t, c, control.Wait)
+		if attempt == 0 {
+			if err := serving.Process.Signal(unix.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+		}
+		<-ending
+		request(t, c, control.Upgrade)
+		request(t, c, control.State)
+		c.Close()
 	}
-	first.says(t, "msg=\"waiting for the takeover by another engine")
-	if answer, err := c.Ask(t.Context(), control.Message{Op: control.List}); err != nil || len(answer.Devices) != 1 {
-		t.Errorf("the engine serves %v: %v", answer.Devices, err)
-	}
-	c.Close()
-	first.says(t, "msg=\"takeover failed")
-	taking(t).Close()
-	if err := <-first.ended; err != nil {
+	if err := <-serving.ended; err != nil {
 		t.Errorf("it ends with %v", err)
 	}
 }
 
-// An engine that gets SIGTERM doesn't wait for one that stood by and has ended.
-func TestAnEngineEndsWithoutTheOneThatStoodBy(t *testing.T) {
+// An engine that gets SIGTERM doesn't wait for one that waited and has ended.
+func TestAnEngineEndsWithoutTheOneThatWaited(t *testing.T) {
 	nstest.Long(t)
-	first := start(t)
-	first.says(t, "msg=starting")
-	takeOver := make(chan struct{})
-	standby := dial(t, func(m control.Message) {
-		if m.Op == control.RequestTakeover {
-			close(takeOver)
+	serving := start(t)
+	serving.says(t, "msg=starting")
+	ending := make(chan struct{})
+	waiting := dial(t, func(m control.Message) {
+		if m.Op == control.Ending {
+			close(ending)
 		}
 	})
-	if _, err := standby.Ask(t.Context(), control.Message{Op: control.Standby}); err != nil {
+	request(t, waiting, control.Wait)
+	if err := serving.Process.Signal(unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if err := first.Process.Signal(unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	<-takeOver
-	standby.Close()
-	if err := <-first.ended; err != nil {
+	<-ending
+	waiting.Close()
+	if err := <-serving.ended; err != nil {
 		t.Errorf("it ends with %v", err)
 	}
 }
 
-// "get" requests are answered during a hand-over, however long it lasts.
-func TestQuestionsAreAnsweredDuringAHandOver(t *testing.T) {
-	first := start(t)
-	first.says(t, "msg=starting")
+// A temporary engine is continued by one that isn't.
+func TestATemporaryEngineIsContinued(t *testing.T) {
+	nstest.TUN(t)
+	temporary := start(t, "temporary")
+	temporary.says(t, "msg=starting")
+	tl := newTunnel(t)
+	tl.works(t)
+	next := start(t)
+	if err := <-temporary.ended; err != nil {
+		t.Errorf("it ends with %v", err)
+	}
+	next.says(t, "msg=starting")
+	tl.works(t)
+	if another := start(t, "temporary"); <-another.ended == nil {
+		t.Error("a temporary engine runs beside another one")
+	}
+}
+
+// An engine of an earlier release, which begins an upgrade when it starts, waits for the answer
+// until this engine has ended.
+func TestAnEarlierEngineWaits(t *testing.T) {
+	serving := start(t)
+	serving.says(t, "msg=starting")
+	earlier, gone := dial(t, func(control.Message) {}), dial(t, func(control.Message) {})
+	answered := make(chan error, 2)
+	for _, c := range []*control.Client{earlier, gone} {
+		go func() {
+			_, err := c.Ask(t.Context(), control.Message{Op: "take"})
+			answered <- err
+		}()
+	}
 	newTunnel(t).works(t)
-	_, files, err := taking(t).AskFiles(t.Context(), control.Message{Op: control.HandOver, Name: name})
-	if err != nil {
+	gone.Close()
+	if err := <-answered; err == nil {
+		t.Error("a request without an engine succeeds")
+	}
+	select {
+	case err := <-answered:
+		t.Errorf("answered while this engine serves: %v", err)
+	default:
+	}
+	if err := serving.Process.Signal(unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	defer files.Close() // with the pair's end, from which the engine now waits for a message
-	if answer := configure(t, "get=1\n\n"); !strings.Contains(answer, "listen_port=51820\n") {
-		t.Errorf("the device answers:\n%s", answer)
-	}
-	// The engine that takes over begins handshakes with all peers: the request succeeds, so
-	// that the agent doesn't repeat it.
-	ask(t, control.Message{Op: control.Handshake, Name: name, Keys: []string{strings.Repeat("0", 64)}})
-	if log := first.log.String(); strings.Contains(log, "the hand-over failed") {
-		t.Errorf("answered after the hand-over:\n%s", log)
+	if err := <-answered; err == nil {
+		t.Error("an earlier engine gets devices")
 	}
 }
 
-// An engine that can't take over retries. If it ended, the kubelet would restart it with
-// growing back-off.
-func TestATakeOverIsTriedAgain(t *testing.T) {
-	first := start(t)
-	first.says(t, "msg=starting")
-	newTunnel(t).works(t)
-	c := taking(t)
-	second := start(t)
-	second.says(t, "takeover failed: retrying")
-	c.Close()
-	second.says(t, "msg=\"taken over\"")
-	first.says(t, "msg=\"standing by\"")
-}
-
-// handoverState returns the descriptors of a response to [control.HandOver], the port of the UDP
-// socket among them, and the old engine's end of the pair.
-func handoverState(t *testing.T, name string) (files control.Files, port int, pair handover.End) {
+// fake is an engine that serves, of which a test decides the answers.
+func fake(t *testing.T, handle func(*control.Conn, control.Message) (control.Message, control.Files)) (end func()) {
 	t.Helper()
-	ours, theirs, err := handover.Pair()
+	l, err := control.Listen(control.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = theirs.Close() }()
-	if pair, err = handover.Conn(ours); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = pair.Close() })
+	var serving sync.WaitGroup
+	stop := make(chan struct{})
+	serving.Go(func() {
+		for {
+			raw, err := l.AcceptUnix()
+			if err != nil {
+				return
+			}
+			var c *control.Conn
+			c = control.NewConn(raw, func(m control.Message, files control.Files) (control.Message, control.Files) {
+				files.Close()
+				if m.Op == control.Hello {
+					return control.Message{Protocol: control.Protocol}, nil
+				}
+				return handle(c, m)
+			})
+			c.Start()
+			serving.Go(func() {
+				select {
+				case <-stop:
+				case <-c.Done():
+				}
+				c.Close()
+			})
+		}
+	})
+	end = sync.OnceFunc(func() {
+		_ = l.Close()
+		close(stop)
+		serving.Wait()
+	})
+	t.Cleanup(end)
+	return end
+}
+
+// An engine of an earlier release knows no upgrade. The next one serves when it has ended.
+func TestAnEarlierEngineEnds(t *testing.T) {
+	nstest.TUN(t)
+	end := fake(t, func(_ *control.Conn, m control.Message) (control.Message, control.Files) {
+		return control.ErrorResponse(fmt.Errorf("unknown request %q", m.Op)), nil
+	})
+	next := start(t)
+	next.says(t, "msg=\"another engine serves: waiting for its end\"")
+	end()
+	next.says(t, "msg=starting")
+	newTunnel(t).works(t)
+}
+
+// deviceFiles returns the descriptors of a response to [control.State], and the port of the UDP
+// socket among them.
+func deviceFiles(t *testing.T, name string) (files control.Files, port int) {
+	t.Helper()
 	key, err := wgtypes.GeneratePrivateKey()
 	if err != nil {
 		t.Fatal(err)
@@ -543,7 +664,7 @@ func handoverState(t *testing.T, name string) (files control.Files, port int, pa
 	}
 	defer func() { _ = socket.Close() }()
 	port = socket.LocalAddr().(*net.UDPAddr).Port
-	if _, err := unix.Pwrite(config, fmt.Appendf(nil, "set=1\nprivate_key=%x\nlisten_port=%d\n\n", key[:], port), 0); err != nil {
+	if _, err := unix.Pwrite(config, fmt.Appendf(nil, "private_key=%x\nlisten_port=%d\nerrno=0\n\n", key[:], port), 0); err != nil {
 		t.Fatal(err)
 	}
 	file, err := socket.File()
@@ -555,55 +676,34 @@ func handoverState(t *testing.T, name string) (files control.Files, port int, pa
 	if err != nil {
 		t.Fatal(err)
 	}
-	end, err := unix.FcntlInt(theirs.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
 	tun, err := openTUN(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return control.Files{config, end, tun, duplicate}, port, pair
+	return control.Files{config, tun, duplicate}, port
 }
 
-// When the takeover of one of several devices fails, the engine releases its link and its
-// port, so that the agent can have it served again.
-func TestAFailedTakeoverReleasesTheDevice(t *testing.T) {
+// When one of several devices can't be continued, the engine releases its link and its port, so
+// that the agent can make it serve the link.
+func TestADeviceThatIsNotContinuedIsReleased(t *testing.T) {
 	nstest.TUN(t)
 	const other = "wg-fails"
-	succeeds, _, ended := handoverState(t, name)
-	fails, port, aborts := handoverState(t, other)
-	// The old engine ends during the first hand-over, and aborts the second one.
-	_ = ended.Close()
-	if _, err := aborts.Write([]byte("xfor a test")); err != nil {
-		t.Fatal(err)
-	}
-	l, err := control.Listen(control.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var before sync.WaitGroup
-	t.Cleanup(before.Wait)
-	t.Cleanup(func() { _ = l.Close() })
-	before.Go(func() {
-		raw, err := l.AcceptUnix()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		c := control.NewConn(raw, func(m control.Message, _ control.Files) (control.Message, control.Files) {
-			switch m.Op {
-			case control.Hello:
-				return control.Message{Protocol: control.Protocol}, nil
-			case control.BeginTakeover:
-				return control.Message{Devices: []control.Device{{Name: name}, {Name: other}}}, nil
-			case control.HandOver:
-				return control.Message{Name: m.Name}, map[string]control.Files{name: succeeds, other: fails}[m.Name]
+	good, _ := deviceFiles(t, name)
+	bad, port := deviceFiles(t, other)
+	fake(t, func(c *control.Conn, m control.Message) (control.Message, control.Files) {
+		switch {
+		case m.Op == control.Wait:
+			if err := c.Notify(control.Message{Op: control.Ending}); err != nil {
+				t.Error(err)
 			}
-			return control.Message{}, nil
-		})
-		c.Start()
-		<-c.Done()
+		case m.Op == control.Upgrade:
+			return control.Message{Devices: []control.Device{{Name: name}, {Name: other}}}, nil
+		case m.Op == control.State:
+			return control.Message{Name: m.Name}, map[string]control.Files{name: good, other: bad}[m.Name]
+		case m.Op == control.Stop && m.Name == other:
+			return control.ErrorResponse(errors.New("for a test")), nil
+		}
+		return control.Message{}, nil
 	})
 	e := start(t)
 	e.says(t, "msg=starting")

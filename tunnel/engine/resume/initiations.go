@@ -1,4 +1,4 @@
-package handover
+package resume
 
 import (
 	"encoding/binary"
@@ -48,33 +48,27 @@ func (i *initiations) begin(key Key, forget, send func()) {
 	i.current = nil
 }
 
-// sent records an initiation among sent packets. It returns whether it is one that begin
-// didn't cause.
-func (i *initiations) sent(packets [][]byte) (foreign bool) {
+// sent records an initiation among sent packets, if begin caused it.
+func (i *initiations) sent(packets [][]byte) {
 	if len(packets) != 1 || messageType(packets[0]) != device.MessageInitiationType {
-		return false
+		return
 	}
 	index := binary.LittleEndian.Uint32(packets[0][4:])
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.current == nil {
-		return true
+	if i.current != nil {
+		i.peers[index], i.latest[*i.current] = *i.current, index
 	}
-	i.peers[index], i.latest[*i.current] = *i.current, index
-	return false
 }
 
 // arrived records arriving responses, and sets the size of those to cancelled attempts to 0.
 func (i *initiations) arrived(packets [][]byte, sizes []int) {
 	for n, size := range sizes {
 		message := packets[n][:size]
-		if messageType(message) != device.MessageResponseType {
+		if messageType(message) != device.MessageResponseType || size != device.MessageResponseSize {
 			continue
 		}
-		index, ok := index(message)
-		if !ok {
-			continue
-		}
+		index := binary.LittleEndian.Uint32(message[8:]) // the receiver's
 		i.mu.Lock()
 		if i.cancelled[index] {
 			sizes[n] = 0
@@ -83,4 +77,12 @@ func (i *initiations) arrived(packets [][]byte, sizes []int) {
 		}
 		i.mu.Unlock()
 	}
+}
+
+// messageType returns a message's type, 0 for an invalid message.
+func messageType(message []byte) uint32 {
+	if len(message) < device.MinMessageSize {
+		return 0
+	}
+	return binary.LittleEndian.Uint32(message)
 }

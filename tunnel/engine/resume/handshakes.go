@@ -1,4 +1,4 @@
-package handover
+package resume
 
 import (
 	"context"
@@ -9,41 +9,33 @@ import (
 
 // Pace of handshakes. wireguard-go assumes that it is under load when more than 128
 // handshake messages are queued, and replies with cookies, which cost a second attempt: so
-// at most atOnce handshakes start within headway.
+// at most atOnce handshakes start within headway, beside those that have succeeded.
 const (
 	atOnce        = 64
 	headway       = 100 * time.Millisecond
-	minRetry      = 500 * time.Millisecond // handshakes.first, usually
-	maxRetry      = 4 * time.Second        // less than WireGuard's own interval of 5 s (RekeyTimeout)
-	crashRetry    = 50 * time.Millisecond  // minRetry after a process that may just have started a handshake
-	maxKeepalives = 100                    // keepalives after which a session counts as broken
-	// handshakeTime is the usual maximum time until both sides use a handshake's session.
-	handshakeTime = time.Second
+	minRetry      = 50 * time.Millisecond // more than the 20 ms within which a peer ignores a second initiation
+	maxRetry      = 4 * time.Second       // less than WireGuard's own interval of 5 s (RekeyTimeout)
+	maxKeepalives = 100                   // keepalives after which a session counts as broken
 )
 
 // handshakes schedules handshakes with many peers. The current time is an argument, and run
 // executes the schedule:
 //
-//	attempt   0      500       1500                3500                7500    8000 ms ...
-//	          |-------|---------|-------------------|-------  -----------|-------|---
+//	attempt   0    50   150     350  ...  3150   3200 ms ...
+//	          |----|----|-------|--- ... -----|------|---
 //	          initiation, repeated after twice the time: an attempt cancels the previous
-//	          one, whose response may be slow. Then from minRetry again: when messages
-//	          are lost, the number of attempts counts
+//	          one, whose response may be slow. Beyond maxRetry from minRetry again: when
+//	          messages are lost, the number of attempts counts
 //	            | handshake: no other attempt, except after maxKeepalives
 //	            |---|---- keepalives, until something is sent in the session
 //	                | done
 //
-// When a second session is made, the remote forgets the one before the first, in which the
-// old engine still sends: so a second session is made only if necessary. It is necessary when
-// an attempt cancels another one ([device.Peer.ExpireCurrentKeypairs]) that succeeds at the
-// same moment: nothing is sent in that session. See [initiations] for another way to break a
-// session.
+// A session that nothing is sent in is made again: when an attempt cancels another one
+// ([device.Peer.ExpireCurrentKeypairs]) that succeeds at the same moment, the session is broken.
+// See [initiations] for another way to break one.
 type handshakes struct {
-	renew bool          // the first attempt ends the peers' sessions
-	first time.Duration // until the first retry; doubled each time up to maxRetry, then first again
 	order []Key
 	of    map[Key]*attempt // of peers without a session
-	had   map[Key]bool     // all peers that were added
 }
 
 // attempt is the last handshake with a peer.
@@ -55,20 +47,15 @@ type attempt struct {
 }
 
 // newHandshakes returns handshakes with some peers, in that order.
-func newHandshakes(order []Key, renew bool) *handshakes {
-	h := &handshakes{renew: renew, first: minRetry, of: make(map[Key]*attempt), had: make(map[Key]bool)}
+func newHandshakes(order []Key) *handshakes {
+	h := &handshakes{of: make(map[Key]*attempt)}
 	for _, key := range order {
-		h.add(key)
+		if h.of[key] == nil {
+			h.of[key] = new(attempt)
+			h.order = append(h.order, key)
+		}
 	}
 	return h
-}
-
-func (h *handshakes) add(key Key) {
-	if !h.had[key] {
-		h.had[key] = true
-		h.of[key] = new(attempt)
-		h.order = append(h.order, key)
-	}
 }
 
 // step returns the peers to start a handshake with, those to start one with after their
@@ -92,7 +79,7 @@ func (h *handshakes) step(now time.Time, have map[Key]peer) (begin, again, keepa
 			if first != (a.number == 0) {
 				continue
 			}
-			due := first || !now.Before(a.at.Add(h.timeout(a.number)))
+			due := first || !now.Before(a.at.Add(timeout(a.number)))
 			if !first && have[key].handshake.After(a.at) {
 				keepalive = append(keepalive, key)
 				if a.keepalives++; a.keepalives == 1 {
@@ -103,7 +90,7 @@ func (h *handshakes) step(now time.Time, have map[Key]peer) (begin, again, keepa
 			if room <= 0 || !due {
 				continue
 			}
-			if room--; first && !h.renew {
+			if room--; first {
 				begin = append(begin, key)
 			} else {
 				again = append(again, key)
@@ -115,14 +102,14 @@ func (h *handshakes) step(now time.Time, have map[Key]peer) (begin, again, keepa
 }
 
 // timeout returns the time for an attempt. The first has number 1.
-func (h *handshakes) timeout(number int) time.Duration {
-	timeout := h.first
+func timeout(number int) time.Duration {
+	limit := minRetry
 	for range number - 1 {
-		if timeout *= 2; timeout > maxRetry {
-			timeout = h.first
+		if limit *= 2; limit > maxRetry {
+			limit = minRetry
 		}
 	}
-	return timeout
+	return limit
 }
 
 // established reports whether a peer has a new session, and other messages than initiations
@@ -131,12 +118,11 @@ func (a *attempt) established(p peer) bool {
 	return a.keepalives > 0 && p.handshake.After(a.at) && (p.sent-a.sent)%device.MessageInitiationSize != 0
 }
 
-// run executes a step on a device and its bind, which has initiations, and returns the state of
-// the device's peers before it.
-func (h *handshakes) run(d *device.Device, b *Bind, now time.Time) (map[Key]peer, error) {
+// run executes a step on a device and its bind, which has initiations.
+func (h *handshakes) run(d *device.Device, b *Bind, now time.Time) error {
 	have, err := peersOf(d)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	begin, again, keepalive := h.step(now, have)
 	for _, key := range begin {
@@ -155,7 +141,7 @@ func (h *handshakes) run(d *device.Device, b *Bind, now time.Time) (map[Key]peer
 			p.SendKeepalive()
 		}
 	}
-	return have, nil
+	return nil
 }
 
 // initiate starts a handshake. wireguard-go logs errors, and a later attempt follows.
@@ -166,20 +152,12 @@ func initiate(key Key, p *device.Peer, b *Bind, forget func()) {
 // pause returns the time until the next step, from how long the last one took: reading the
 // state of thousands of peers takes milliseconds. It is at most headway, so that handshakes
 // aren't delayed.
-func pause(took time.Duration) time.Duration { return min(max(5*time.Millisecond, 4*took), headway) }
+func pause(took time.Duration) time.Duration { return min(max(time.Millisecond, 4*took), headway) }
 
 // Initiate makes handshakes with peers of a device that is up, in that order, until all have
-// a session or the context ends. b is the device's bind. The device is that of a process that
-// has ended unexpectedly: a peer ignores an initiation within 20 ms of the last one (WireGuard
-// whitepaper, section 5.3), so the second attempt follows soon.
+// a session or the context ends. b is the device's bind.
 func Initiate(ctx context.Context, d *device.Device, b *Bind, peers []Key) error {
-	h := newHandshakes(peers, false)
-	h.first = crashRetry
-	return h.make(ctx, d, b)
-}
-
-// make runs steps until all peers have a session or the context ends.
-func (h *handshakes) make(ctx context.Context, d *device.Device, b *Bind) error {
+	h := newHandshakes(peers)
 	b.initiations.Store(newInitiations())
 	defer b.initiations.Store(nil)
 	timer := time.NewTimer(0)
@@ -193,7 +171,7 @@ func (h *handshakes) make(ctx context.Context, d *device.Device, b *Bind) error 
 		case <-timer.C:
 		}
 		began := time.Now()
-		if _, err := h.run(d, b, began); err != nil || len(h.of) == 0 {
+		if err := h.run(d, b, began); err != nil || len(h.of) == 0 {
 			return err
 		}
 		timer.Reset(pause(time.Since(began)))
