@@ -131,7 +131,7 @@ func newSetClient(cfg *rest.Config, gv schema.GroupVersion) (SetClient, error) {
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(gv, &calico.GlobalNetworkSet{}, &calico.GlobalNetworkSetList{})
 	metav1.AddToGroupVersion(scheme, gv)
-	cfg = kube.GroupConfig(cfg, gv, newSetSerializer(serializer.NewCodecFactory(scheme).WithoutConversion()))
+	cfg = kube.GroupConfig(cfg, gv, serializer.NewCodecFactory(scheme).WithoutConversion())
 	client, err := rest.RESTClientFor(cfg)
 	if err != nil {
 		return nil, err

@@ -10,46 +10,32 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 )
 
-// Collision is an object with a hash in its name because another object has its natural
-// name.
-type Collision struct {
-	Object   string
-	Natural  string
-	Identity Identity
-	// Holder is the set that has the name; the zero Identity is a foreign object.
-	Holder Identity
-}
-
-// collision returns the collision of an object; false: none. An invalid natural name is no
-// collision, nor one that has become free: objects keep their names.
-func collision(object string, id Identity, get func(name string) *Observed) (Collision, bool) {
+// collision returns the condition of an object with a hash in its name because another object has
+// its natural name; false: there is none. An invalid natural name is no collision, nor one that
+// has become free: objects keep their names.
+func collision(object string, id Identity, get func(name string) *Observed) (event.Condition, bool) {
 	if len(validation.IsDNS1123Subdomain(id.Natural(1))) > 0 {
-		return Collision{}, false
+		return event.Condition{}, false
 	}
 	natural := id.Natural(max(1, id.shardOf(object, manyShards)))
 	o := get(natural)
 	if o == nil || o.Owned && o.Identity == id {
-		return Collision{}, false
+		return event.Condition{}, false
 	}
-	return Collision{Object: object, Natural: natural, Identity: id, Holder: o.Identity}, true
-}
-
-// condition returns the Event's content for a collision.
-func (c Collision) condition() event.Condition {
 	holder := "an object that isn't ours has"
-	if c.Holder != (Identity{}) {
-		holder = fmt.Sprintf("%v has", c.Holder)
+	if o.Owned {
+		holder = fmt.Sprintf("%v has", o.Identity)
 	}
 	return event.Condition{
-		ID: c.Identity.String() + " " + c.Natural, Reason: "NameTaken",
-		Message: fmt.Sprintf("the network set of %v is %s: %s the name %s", c.Identity, c.Object, holder, c.Natural),
-	}
+		ID: id.String() + " " + natural, Reason: "NameTaken",
+		Message: fmt.Sprintf("the network set of %v is %s: %s the name %s", id, object, holder, natural),
+	}, true
 }
 
 // conditions returns the conditions of each remote, for Events.
 func (c *Controller) conditions() []event.Remote {
 	remotes := make([]event.Remote, 0, len(c.Remotes))
-	overridden := c.overridden()
+	overridden := c.attempts.overridden()
 	for i := range c.Remotes {
 		name := c.Remotes[i].Rules.Cluster
 		remote := event.Remote{Name: name, Summary: func(all []event.Condition) event.Condition {
@@ -59,13 +45,13 @@ func (c *Controller) conditions() []event.Remote {
 			o := &overridden[name][j]
 			remote.Conditions = append(remote.Conditions, event.Condition{ID: "overridden " + o.Object, Reason: "Overridden", Message: o.String()})
 		}
-		r := c.remotes[name]
-		r.mu.Lock()
-		renamed := maps.Clone(r.renamed)
-		r.mu.Unlock()
-		for _, object := range slices.Sorted(maps.Keys(renamed)) {
-			if taken, is := collision(object, renamed[object], c.ledger.Get); is {
-				remote.Conditions = append(remote.Conditions, taken.condition())
+		sets := c.owned.all(func(cluster string) bool { return cluster == name })
+		for _, object := range slices.Sorted(maps.Keys(sets)) {
+			if sets[object].isNatural(object) {
+				continue
+			}
+			if taken, is := collision(object, sets[object], c.ledger.Get); is {
+				remote.Conditions = append(remote.Conditions, taken)
 			}
 		}
 		remotes = append(remotes, remote)

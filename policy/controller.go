@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/pace"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
@@ -38,6 +40,8 @@ type Config struct {
 	KeepStrays   bool
 	// ShardSize is the maximum number of nets per object; 0: DefaultShardSize.
 	ShardSize int
+	// Pace limits the bytes written for each remote; zero: the default.
+	Pace pace.Limit
 	// Events records name collisions; nil: not recorded.
 	Events *event.Recorder
 	// Logger gets changes of state.
@@ -47,28 +51,38 @@ type Config struct {
 	Watches *kube.Metrics
 }
 
+// followSpacing is the minimum interval between the starts of two passes over changes of network
+// sets.
+const followSpacing = 10 * time.Millisecond
+
 // Controller reconciles the network sets of all remotes. Every replica has the observed
 // state; only Lead writes.
 type Controller struct {
 	Config
-	ledger  *keep.Ledger[Observed]
-	sets    *kube.Feed[Observed]
-	changed *reconcile.Trigger // of sets, or the ledger
-	loop    *reconcile.Loop
-	remotes map[string]*remote // by name
-	known   atomic.Bool        // the local sets have been listed and passed to the remotes
+	ledger   *keep.Ledger[Observed]
+	owned    *owned
+	attempts *attempts
+	pacer    *pace.Pacer[Identity]
+	wrote    sync.Map // sets whose running reconciliation has written
+	sets     *kube.Feed[Observed]
+	changed  *reconcile.Trigger // of sets, or the ledger
+	loop     *reconcile.Loop
+	remotes  map[string]*remote // by name
+	known    atomic.Bool        // the local sets have been listed
 
 	mu     sync.Mutex
-	strays map[string]*strays        // by cluster
-	writer *keep.Writer[Identity]    // nil: not leading
-	past   *keep.Overrides[Identity] // of the term of writer
-	stuck  map[string]*stuck         // objects whose removals aren't written, by name
-	pools  status.PoolFaults         // as last read
+	writer *keep.Writer[Identity] // nil: not leading
+	since  map[string]time.Time   // when objects of clusters that aren't configured were first observed
+	pools  status.PoolFaults      // as last read
 }
 
 // New returns a controller. It makes no request.
 func New(cfg Config) *Controller {
-	c := &Controller{Config: cfg, changed: reconcile.NewTrigger(), remotes: map[string]*remote{}, strays: map[string]*strays{}, past: keep.NewOverrides[Identity](cfg.Logger), stuck: map[string]*stuck{}, pools: status.PoolFaults{Unknown: "not read since start"}}
+	c := &Controller{
+		Config: cfg, owned: newOwned(), attempts: newAttempts(cfg.Logger), changed: reconcile.NewTrigger(),
+		remotes: map[string]*remote{}, since: map[string]time.Time{}, pools: status.PoolFaults{Unknown: "not read since start"},
+	}
+	c.pacer = pace.New(pace.Config[Identity]{Cluster: cfg.Pace, Ready: func(id Identity) { c.enqueue(id) }})
 	c.ledger = keep.NewLedger(keep.LedgerConfig[Observed]{Meta: metaOf, Notify: c.changed.Fire})
 	c.sets = newSets(&c.Config, c.changed.Fire)
 	c.loop = reconcile.NewLoop(reconcile.Config{
@@ -80,53 +94,68 @@ func New(cfg Config) *Controller {
 	return c
 }
 
-// follow passes changes of network sets to their remotes. It makes no request and never
-// fails.
+// follow updates the index of our objects and enqueues the sets of those that changed. It makes no
+// request and never fails.
 func (c *Controller) follow(ctx context.Context) error {
 	changes, synced := c.sets.Changes()
 	c.ledger.Observe(changes, synced)
 	if !synced {
 		return nil
 	}
-	byRemote := map[*remote][]kube.Change[Observed]{}
-	var strayed []Identity
-	c.mu.Lock()
-	now := time.Now()
 	for _, change := range c.ledger.Changes() {
-		for r := range c.concerned(change) {
-			byRemote[r] = append(byRemote[r], change)
+		o := c.ledger.Get(change.Key)
+		if o == nil {
+			c.attempts.right(change.Key)
 		}
-		strayed = append(strayed, c.strayed(ctx, change, now)...)
+		if id, ours := c.owned.observe(change.Key, o); ours {
+			c.notice(ctx, id.Cluster)
+			c.enqueue(id)
+		}
 	}
-	c.mu.Unlock()
-	for r, changes := range byRemote {
-		r.enqueue(changes, false)
-	}
-	c.write(strayed...)
 	if !c.known.Swap(true) {
 		c.everything()
 	}
 	return nil
 }
 
-// concerned returns the remotes that an object belongs or belonged to.
-func (c *Controller) concerned(change kube.Change[Observed]) map[*remote]struct{} {
-	concerned := map[*remote]struct{}{}
-	for _, o := range []*Observed{change.Before, change.After} {
-		if o == nil || !o.Owned {
-			continue
-		}
-		if r := c.remotes[o.Identity.Cluster]; r != nil {
-			concerned[r] = struct{}{}
-		}
+// notice records since when there are objects of a cluster that isn't configured.
+func (c *Controller) notice(ctx context.Context, cluster string) {
+	if c.remotes[cluster] != nil {
+		return
 	}
-	return concerned
+	number := c.owned.number(cluster)
+	c.mu.Lock()
+	_, known := c.since[cluster]
+	if number == 0 {
+		delete(c.since, cluster)
+	} else if !known {
+		c.since[cluster] = time.Now()
+	}
+	c.mu.Unlock()
+	if number > 0 && !known {
+		at, goes := c.removedAt(cluster)
+		c.Logger.WarnContext(ctx, "network sets of a cluster that is not configured", "remote", cluster, "removed", goes, "at", at)
+	}
 }
 
-// write adds sets to the writer, if this replica leads.
-func (c *Controller) write(ids ...Identity) { c.writeAfter(0, ids...) }
+// removedAt returns when the objects of a cluster that isn't configured are removed; false: never.
+func (c *Controller) removedAt(cluster string) (at time.Time, goes bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at, known := c.since[cluster]
+	if !known || c.KeepStrays || cluster == "" {
+		return time.Time{}, false
+	}
+	if !slices.Contains(c.Departed, cluster) {
+		at = at.Add(c.RemovalGrace)
+	}
+	return at, true
+}
 
-func (c *Controller) writeAfter(wait time.Duration, ids ...Identity) {
+// enqueue adds sets to the writer's queue, if this replica leads.
+func (c *Controller) enqueue(ids ...Identity) { c.enqueueAfter(0, ids...) }
+
+func (c *Controller) enqueueAfter(wait time.Duration, ids ...Identity) {
 	if w := c.term(); w != nil && len(ids) > 0 {
 		w.AddAfter(wait, ids...)
 	}
@@ -139,30 +168,36 @@ func (c *Controller) term() *keep.Writer[Identity] {
 	return c.writer
 }
 
-// everything schedules the reconciliation of all sets. It doesn't block.
+// everything enqueues all sets. It doesn't wait for a pass of a remote.
 func (c *Controller) everything() {
+	for _, id := range c.owned.all(func(cluster string) bool { return c.remotes[cluster] == nil }) {
+		c.enqueue(id)
+	}
 	for _, r := range c.remotes {
-		r.enqueue(nil, true)
+		r.all.Store(true)
+		r.trigger.Fire()
 	}
-	var strayed []Identity
-	c.mu.Lock()
-	for _, s := range c.strays {
-		for _, id := range s.objects {
-			strayed = append(strayed, id)
-		}
+}
+
+// resync reads all network sets again and compares them, in case the watch missed a change.
+func (c *Controller) resync(context.Context) error {
+	if c.known.Load() {
+		c.sets.Renew()
+		c.everything()
 	}
-	c.mu.Unlock()
-	c.write(strayed...)
+	return nil
 }
 
 // Tasks returns the tasks of every replica, which observe the state.
 func (c *Controller) Tasks() []run.Task {
-	tasks := []run.Task{c.sets, c.loop, c.poolLoop(), fullResync{period: c.FullResyncPeriod, renew: func() {
-		c.sets.Renew()
-		c.everything()
-	}}}
+	tasks := []run.Task{c.sets, c.loop, c.poolLoop()}
+	if c.FullResyncPeriod > 0 {
+		tasks = append(tasks, reconcile.NewLoop(reconcile.Config{
+			Name: "full resync", Reconcile: c.resync, Trigger: reconcile.NewTrigger(), Resync: c.FullResyncPeriod, Logger: c.Logger,
+		}))
+	}
 	for _, r := range c.remotes {
-		tasks = append(tasks, r.pods, r.nodes, r.server, r.loop)
+		tasks = append(tasks, r.feed, r.server, r.loop)
 	}
 	return tasks
 }
@@ -170,7 +205,7 @@ func (c *Controller) Tasks() []run.Task {
 // Lead writes network sets until ctx ends. Only one replica may run it.
 func (c *Controller) Lead(ctx context.Context) error {
 	writer := keep.NewWriter(keep.WriterConfig[Identity]{
-		Name: "network sets", Apply: c.apply, Tenant: func(id Identity) string { return id.Cluster },
+		Name: "network sets", Apply: c.reconcile, Tenant: func(id Identity) string { return id.Cluster },
 		Timeout: writeTimeout, RetryMin: firstRetry, RetryMax: lastRetry,
 		Spacing: c.spacing, Observe: c.observe, Logger: c.Logger,
 	})
@@ -191,26 +226,20 @@ func (c *Controller) Lead(ctx context.Context) error {
 func (c *Controller) lead(w *keep.Writer[Identity]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.writer, c.past, c.stuck = w, keep.NewOverrides[Identity](c.Logger), map[string]*stuck{}
+	c.writer = w
 }
 
-func (c *Controller) overrides() *keep.Overrides[Identity] {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.past
-}
-
-// spacing returns the wait until a set may be written again.
+// spacing returns the wait until a set may be reconciled again.
 func (c *Controller) spacing(id Identity) time.Duration {
-	if r := c.remotes[id.Cluster]; r != nil {
-		return r.pace.next(id, time.Now())
+	if _, wrote := c.wrote.LoadAndDelete(id); wrote {
+		return writeSpacing
 	}
 	return 0
 }
 
 // observe records the delay from an observed change to its write.
 func (c *Controller) observe(o keep.Outcome[Identity]) {
-	if r := c.remotes[o.Tenant]; r != nil && r.pace.any(o.Key) && o.Err == nil {
+	if _, wrote := c.wrote.Load(o.Key); wrote && o.Err == nil {
 		c.Metrics.delays.WithLabelValues(o.Tenant).Observe(time.Since(o.Since).Seconds())
 	}
 }
@@ -244,31 +273,4 @@ func (c *Controller) Health() error {
 		errs = append(errs, w.Stuck(time.Now()))
 	}
 	return errors.Join(errs...)
-}
-
-// fullResync calls renew periodically.
-type fullResync struct {
-	period time.Duration
-	renew  func()
-}
-
-// String names the task.
-func (f fullResync) String() string { return "full resync" }
-
-// Run runs until ctx ends.
-func (f fullResync) Run(ctx context.Context) error {
-	if f.period <= 0 {
-		<-ctx.Done()
-		return nil
-	}
-	ticker := time.NewTicker(f.period)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-			f.renew()
-		}
-	}
 }

@@ -17,79 +17,57 @@ const DefaultShardSize = 4000
 // are deleted.
 const manyShards = 100
 
-// View is the observed state of one set of a remote.
+// View is what the desired objects of a set are computed from.
 type View struct {
 	ID Identity
-	// Addrs are those of its pods, Held those that may stay because they are moving to
-	// another set; both sorted and without duplicates.
-	Addrs, Held []netip.Addr
+	// Addrs are those of its pods, sorted and without duplicates.
+	Addrs []netip.Addr
 	// Stale: existing objects become empty.
 	Stale bool
 	// Have are the objects of the set, by name.
 	Have map[string]*Observed
-	// Names are those of objects that don't exist yet, by shard.
-	Names map[int]string
 	// Taken reports whether another set or a foreign object has a name.
 	Taken func(name string) bool
 	// Size is the maximum number of nets per object; 0: DefaultShardSize.
 	Size int
 }
 
-// Desired returns the desired objects of a set, by shard. It stores the names of new ones in
-// v.Names.
+// Desired returns the desired objects of a set.
 //
 // A set retains its objects. A new one gets its natural name, or one with a hash if another
 // object has that name. Sets are never merged, and foreign objects never overwritten. It
 // returns an error if all names for an object are taken.
-func Desired(v *View) ([]Object, error) {
-	var objects []Object
+func Desired(v *View) (objects []Object, err error) {
 	if v.Stale {
 		for _, name := range slices.Sorted(maps.Keys(v.Have)) {
 			objects = append(objects, Object{Name: name, Identity: v.ID})
 		}
 		return objects, nil
 	}
-	addrs := v.Addrs
-	for _, o := range v.Have {
-		// Hold only addresses that an object still has.
-		for _, addr := range v.Held {
-			if _, there := slices.BinarySearchFunc(o.Addrs, addr, netip.Addr.Compare); there {
-				if at, in := slices.BinarySearchFunc(addrs, addr, netip.Addr.Compare); !in {
-					addrs = slices.Insert(slices.Clone(addrs), at, addr)
-				}
-			}
-		}
-	}
-	if len(addrs) == 0 {
-		clear(v.Names)
+	if len(v.Addrs) == 0 {
 		return nil, nil
 	}
 	size := cmp.Or(v.Size, DefaultShardSize)
-	names := v.keep(ceilDiv(len(addrs), size))
-	var err error
-	given := map[int]string{}
-	for i, part := range shard(addrs, v.current(names), size) {
+	names := v.names(ceilDiv(len(v.Addrs), size))
+	for i, part := range shard(v.Addrs, v.current(names), size) {
 		if len(part) == 0 {
 			continue
 		}
-		name, there := names[i+1]
-		if !there {
+		name, exists := names[i+1]
+		if !exists {
 			if name = v.name(i + 1); name == "" {
 				err = fmt.Errorf("all names are taken for the set %v", v.ID)
 				continue
 			}
-			given[i+1] = name
 		}
 		objects = append(objects, Object{Name: name, Identity: v.ID, Addrs: part})
 	}
-	clear(v.Names)
-	maps.Copy(v.Names, given)
 	return objects, err
 }
 
-// keep returns the names of the set's objects by shard. It ignores objects with a name that
+// names returns the names of the set's objects by shard. It ignores objects with a name that
 // the set never uses.
-func (v *View) keep(needed int) map[int]string {
+func (v *View) names(needed int) map[int]string {
 	shards := map[int]string{}
 	for _, name := range slices.Sorted(maps.Keys(v.Have)) {
 		shard := v.ID.shardOf(name, max(2*needed, manyShards))
@@ -118,12 +96,8 @@ func (v *View) current(names map[int]string) [][]netip.Addr {
 	return current
 }
 
-// name returns the name of a new object; empty: all are taken. A name that was chosen before
-// stays unless another object has it.
+// name returns the name of a new object; empty: all are taken.
 func (v *View) name(shard int) string {
-	if name, given := v.Names[shard]; given && !v.Taken(name) {
-		return name
-	}
 	for try := range maxCandidates {
 		if name := v.ID.candidate(shard, try); !v.Taken(name) {
 			return name

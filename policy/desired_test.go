@@ -48,7 +48,7 @@ func made(have map[string]*Observed, changes []Change) map[string]*Observed {
 
 func view(id Identity, list []netip.Addr, taken ...string) *View {
 	return &View{
-		ID: id, Addrs: list, Names: map[int]string{},
+		ID: id, Addrs: list,
 		Taken: func(name string) bool { return slices.Contains(taken, name) },
 	}
 }
@@ -83,9 +83,11 @@ func TestDiffTouchesOnlyWhatDiffers(t *testing.T) {
 	drifted.Exact = false
 	leaving := ours("leaving", gcp("app"), "10.4.0.8")
 	leaving.Deleting = true
+	empty := ours("empty", gcp("app"))
+	empty.Deleting = true
 	have := byName(
 		ours("same", gcp("app"), "10.4.0.1"), ours("grows", gcp("app"), "10.4.0.2"),
-		ours("gone", gcp("app"), "10.4.0.9"), ours("relabelled", gcp("other"), "10.4.0.7"), drifted, leaving,
+		ours("gone", gcp("app"), "10.4.0.9"), ours("relabelled", gcp("other"), "10.4.0.7"), drifted, leaving, empty,
 	)
 	want := []Object{
 		{Name: "same", Identity: gcp("app"), Addrs: addrs("10.4.0.1")},
@@ -95,7 +97,19 @@ func TestDiffTouchesOnlyWhatDiffers(t *testing.T) {
 		{Name: "relabelled", Identity: gcp("app"), Addrs: addrs("10.4.0.7")},
 	}
 	got := map[string]string{}
-	for _, c := range Diff(have, want) {
+	changes, again := Diff(have, want)
+	if again {
+		t.Error("an address moves")
+	}
+	first := 0
+	for i := range changes {
+		if changes[i].removes() && first < i {
+			t.Errorf("%s, which removes something, comes after another one", changes[i].Name)
+		} else if changes[i].removes() {
+			first = i + 1
+		}
+	}
+	for _, c := range changes {
 		switch {
 		case c.Have == nil:
 			got[c.Name] = "create"
@@ -105,7 +119,7 @@ func TestDiffTouchesOnlyWhatDiffers(t *testing.T) {
 			got[c.Name] = "patch"
 		}
 	}
-	if diff := cmp.Diff(map[string]string{"grows": "patch", "drifted": "patch", "relabelled": "patch", "new": "create", "gone": "delete"}, got); diff != "" {
+	if diff := cmp.Diff(map[string]string{"grows": "patch", "drifted": "patch", "relabelled": "patch", "new": "create", "gone": "delete", "leaving": "patch"}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -118,7 +132,7 @@ func TestDiffConverges(t *testing.T) {
 	random := rand.New(rand.NewPCG(9, 9))
 	pool := randomAddrs(random, 60)
 	id := gcp("app")
-	have, names := map[string]*Observed{}, map[int]string{}
+	have := map[string]*Observed{}
 	for range rounds(2000, 200) {
 		if random.IntN(5) == 0 { // another client edits or deletes an object
 			for name, o := range have {
@@ -137,7 +151,7 @@ func TestDiffConverges(t *testing.T) {
 		slices.SortFunc(want, netip.Addr.Compare)
 		taken := id.candidate(1+random.IntN(5), random.IntN(3))
 		v := &View{
-			ID: id, Addrs: want, Names: names, Size: size,
+			ID: id, Addrs: want, Size: size,
 			Taken: func(name string) bool { return name == taken && have[name] == nil },
 		}
 		var objects []Object
@@ -150,13 +164,19 @@ func TestDiffConverges(t *testing.T) {
 			if again := desired(t, v); !reflect.DeepEqual(objects, again) {
 				t.Fatalf("a second call desires other objects:\n%s", cmp.Diff(objects, again, compareAddrs))
 			}
-			eased, waits := Ease(have, objects)
-			changes := Diff(have, eased)
+			changes, again := Diff(have, objects)
 			if len(changes) == 0 {
-				if waits {
+				if again {
 					t.Fatal("an address waits for nothing")
 				}
 				break
+			}
+			for _, c := range changes {
+				for _, addr := range c.Want.addrs() {
+					if !slices.Contains(want, addr) {
+						t.Fatalf("%v stays in %s", addr, c.Name)
+					}
+				}
 			}
 			random.Shuffle(len(changes), func(i, j int) { changes[i], changes[j] = changes[j], changes[i] })
 			before := held(have)
@@ -179,7 +199,7 @@ func TestDiffConverges(t *testing.T) {
 				t.Fatalf("%s is %v, want %v", o.Name, have[o.Name], o)
 			}
 		}
-		if changes := Diff(have, objects); len(changes) > 0 {
+		if changes, _ := Diff(have, objects); len(changes) > 0 {
 			t.Fatalf("a second diff has %v", changes)
 		}
 	}
@@ -195,23 +215,29 @@ func held(have map[string]*Observed) map[netip.Addr]bool {
 	return all
 }
 
-// TestEaseReportsRetainedAddresses moves an address between two objects of a set.
-func TestEaseReportsRetainedAddresses(t *testing.T) {
+// TestMovedAddressesAreAlwaysInTheirSet moves an address between two objects of a set, from one of
+// which another address goes.
+func TestMovedAddressesAreAlwaysInTheirSet(t *testing.T) {
 	object := func(name string, list ...string) Object {
 		return Object{Name: name, Identity: gcp("a"), Addrs: addrs(list...)}
 	}
 	want := []Object{object("1", "10.4.0.1"), object("2", "10.4.0.2", "10.4.0.3")}
-	have := map[string]*Observed{
-		"1": {Object: object("1", "10.4.0.1", "10.4.0.2")}, "2": {Object: object("2", "10.4.0.3")},
+	have := byName(ours("1", gcp("a"), "10.4.0.1", "10.4.0.2", "10.4.0.9"), ours("2", gcp("a"), "10.4.0.3"))
+	changes, again := Diff(have, want)
+	first := object("1", "10.4.0.1", "10.4.0.2")
+	if diff := cmp.Diff([]Change{{"1", have["1"], &first}, {"2", have["2"], &want[1]}}, changes, compareAddrs); diff != "" || !again {
+		t.Errorf("an address stays: %v; (-want +got):\n%s", again, diff)
 	}
-	eased, stay := Ease(have, want)
-	first := []Object{object("1", "10.4.0.1", "10.4.0.2"), want[1]}
-	if diff := cmp.Diff(first, eased, compareAddrs); diff != "" || !stay {
-		t.Errorf("an address stays: %v; (-want +got):\n%s", stay, diff)
+	have = made(have, changes)
+	changes, again = Diff(have, want)
+	if diff := cmp.Diff([]Change{{"1", have["1"], &want[0]}}, changes, compareAddrs); diff != "" || again {
+		t.Errorf("then an address stays: %v; (-want +got):\n%s", again, diff)
 	}
-	have["2"] = &Observed{Object: want[1]}
-	eased, stay = Ease(have, want)
-	if diff := cmp.Diff(want, eased, compareAddrs); diff != "" || stay {
-		t.Errorf("then an address stays: %v; (-want +got):\n%s", stay, diff)
+}
+
+func (o *Object) addrs() []netip.Addr {
+	if o == nil {
+		return nil
 	}
+	return o.Addrs
 }

@@ -15,6 +15,14 @@ type Object struct {
 	Addrs []netip.Addr
 }
 
+// equal reports whether two objects are equal, or both nil.
+func (o *Object) equal(p *Object) bool {
+	if o == nil || p == nil {
+		return o == p
+	}
+	return o.Identity == p.Identity && slices.Equal(o.Addrs, p.Addrs)
+}
+
 // Observed is a GlobalNetworkSet in the local cluster.
 type Observed struct {
 	// Object has only a name unless Owned is true.
@@ -23,8 +31,8 @@ type Observed struct {
 	Owned bool
 	// Exact: writing Object again would change nothing.
 	Exact bool
-	// Ranges are nets that aren't single addresses, which we never write, sorted.
-	Ranges []string
+	// Ranges: it has nets that aren't single addresses, which we never write.
+	Ranges bool
 	// Deleting: it is being deleted, and waits for finalizers.
 	Deleting bool
 	// Metadata is Calico's metadata annotation, if that has labels.
@@ -33,29 +41,18 @@ type Observed struct {
 	// kube.LastManager.
 	Tracked, Untracked bool
 	By                 string
-	// Sum is a fingerprint of what we write: labels and nets.
-	Sum uint64
 	// UID and ResourceVersion are those of Kubernetes.
 	UID, ResourceVersion string
 }
 
-// of reports whether the object is ours, and of that cluster.
-func (o *Observed) of(cluster string) bool { return o.Owned && o.Identity.Cluster == cluster }
-
 func (o *Observed) matches(want *Object) bool {
-	return o.Exact && o.Identity == want.Identity && slices.Equal(o.Addrs, want.Addrs)
+	return o.Exact && o.Object.equal(want)
 }
 
 // removes reports whether an object has what must be removed for want: addresses, or labels
 // that let in its addresses as another set.
 func (o *Observed) removes(want *Object) bool {
-	return len(o.Ranges) > 0 || o.Identity != want.Identity || len(missing(o.Addrs, want.Addrs)) > 0
-}
-
-// missing returns the addresses in a that aren't in b; both are sorted.
-func missing(a, b []netip.Addr) (all []netip.Addr) {
-	eachMissing(a, b, func(addr netip.Addr) { all = append(all, addr) })
-	return all
+	return o.Ranges || o.Identity != want.Identity || len(missing(o.Addrs, want.Addrs)) > 0
 }
 
 // Change is one object to write. Without Have it is created, without Want deleted.
@@ -65,70 +62,99 @@ type Change struct {
 	Want *Object
 }
 
-// Diff returns the changes from the observed to the desired objects of a set, sorted by name.
-// All of have are ours.
-func Diff(have map[string]*Observed, want []Object) []Change {
-	var changes []Change
-	wanted := make(map[string]bool, len(want))
-	for i := range want {
-		w := &want[i]
-		wanted[w.Name] = true
-		if existing := have[w.Name]; existing == nil || !existing.matches(w) {
-			changes = append(changes, Change{Name: w.Name, Have: existing, Want: w})
-		}
-	}
-	for name, existing := range have {
-		if !wanted[name] && !existing.Deleting {
-			changes = append(changes, Change{Name: name, Have: existing})
-		}
-	}
-	slices.SortFunc(changes, func(a, b Change) int { return cmp.Compare(a.Name, b.Name) })
-	return changes
+// removes reports whether a change takes something away.
+func (c *Change) removes() bool {
+	return c.Want == nil || c.Have != nil && c.Have.removes(c.Want)
 }
 
-// Ease returns the objects to write in the next round from have to want: want, but an address
-// that moves between objects stays in the old one until the new one has it, so that it is
-// always in the set. stay reports whether there is such an address. After the result has been
-// written Ease returns want.
-func Ease(have map[string]*Observed, want []Object) (eased []Object, stay bool) {
-	gained := map[netip.Addr]bool{}
-	wanted := make(map[string]int, len(want))
+// less returns what is left of an existing object without what is to be removed.
+func (c *Change) less() *Object {
+	o := Object{Name: c.Name, Identity: c.Want.Identity}
+	for _, addr := range c.Want.Addrs {
+		if contains(c.Have.Addrs, addr) {
+			o.Addrs = append(o.Addrs, addr)
+		}
+	}
+	return &o
+}
+
+// Diff returns the changes from the existing to the desired objects of a set, in the order in
+// which they are to be made: what takes something away comes first.
+//
+//	| an address of an existing object is        | it                                       |
+//	| ------------------------------------------ | ---------------------------------------- |
+//	| in no desired object                       | goes                                     |
+//	| in another one, which doesn't have it yet  | stays, so that it is always in the set   |
+//	| in another one, which has it               | goes                                     |
+//
+// again reports whether an address stays in an object that it leaves: after the changes have
+// been made, Diff has further ones.
+func Diff(have map[string]*Observed, want []Object) (changes []Change, again bool) {
+	coming := map[netip.Addr]struct{}{}
+	wanted := make(map[string]*Object, len(want))
 	for i := range want {
-		wanted[want[i].Name] = i
-		var there []netip.Addr
-		if o := have[want[i].Name]; o != nil {
-			there = o.Addrs
+		w := &want[i]
+		wanted[w.Name] = w
+		var has []netip.Addr
+		if o := have[w.Name]; o != nil {
+			has = o.Addrs
 		}
-		eachMissing(want[i].Addrs, there, func(addr netip.Addr) { gained[addr] = true })
-	}
-	if len(gained) == 0 || len(have) == 0 {
-		return want, false
-	}
-	eased = slices.Clone(want)
-	for name, existing := range have {
-		i, stays := wanted[name]
-		var keeps, more []netip.Addr
-		if stays {
-			keeps = want[i].Addrs
-		}
-		eachMissing(existing.Addrs, keeps, func(addr netip.Addr) {
-			if gained[addr] {
-				more = append(more, addr)
-			}
-		})
-		if len(more) == 0 {
-			continue
-		}
-		stay = true
-		all := slices.Concat(keeps, more)
-		slices.SortFunc(all, netip.Addr.Compare)
-		if stays {
-			eased[i].Addrs = all
-		} else {
-			eased = append(eased, Object{Name: name, Identity: existing.Identity, Addrs: all})
+		eachMissing(w.Addrs, has, func(addr netip.Addr) { coming[addr] = struct{}{} })
+		if have[w.Name] == nil {
+			changes = append(changes, Change{Name: w.Name, Want: w})
 		}
 	}
-	return eased, stay
+	for name, o := range have {
+		w := wanted[name]
+		if leaving := leaving(o, w, coming); len(leaving) > 0 {
+			again = true
+			w = retain(Object{Name: name, Identity: want[0].Identity}, w, leaving)
+		}
+		if w == nil && o.Deleting { // It is in force until its finalizers are removed.
+			w = &Object{Name: name, Identity: o.Identity}
+		}
+		if w == nil || !o.matches(w) {
+			changes = append(changes, Change{Name: name, Have: o, Want: w})
+		}
+	}
+	slices.SortFunc(changes, func(a, b Change) int {
+		return cmp.Or(b2i(b.removes())-b2i(a.removes()), cmp.Compare(a.Name, b.Name))
+	})
+	return changes, again
+}
+
+// leaving returns the addresses of an object that are coming to another one; want is nil if the
+// object is to be deleted.
+func leaving(o *Observed, want *Object, coming map[netip.Addr]struct{}) (all []netip.Addr) {
+	if len(coming) == 0 {
+		return nil
+	}
+	var stay []netip.Addr
+	if want != nil {
+		stay = want.Addrs
+	}
+	eachMissing(o.Addrs, stay, func(addr netip.Addr) {
+		if _, comes := coming[addr]; comes {
+			all = append(all, addr)
+		}
+	})
+	return all
+}
+
+// retain returns an object, as desired if it is, with further addresses.
+func retain(o Object, want *Object, further []netip.Addr) *Object {
+	if want != nil {
+		o = *want
+	}
+	o.Addrs = slices.Concat(o.Addrs, further)
+	slices.SortFunc(o.Addrs, netip.Addr.Compare)
+	return &o
+}
+
+// missing returns the addresses in a that aren't in b; both are sorted.
+func missing(a, b []netip.Addr) (all []netip.Addr) {
+	eachMissing(a, b, func(addr netip.Addr) { all = append(all, addr) })
+	return all
 }
 
 // eachMissing calls missing for the addresses in a that aren't in b; both are sorted.
@@ -143,4 +169,16 @@ func eachMissing(a, b []netip.Addr, missing func(netip.Addr)) {
 		}
 		missing(addr)
 	}
+}
+
+func contains(addrs []netip.Addr, addr netip.Addr) bool {
+	_, found := slices.BinarySearchFunc(addrs, addr, netip.Addr.Compare)
+	return found
+}
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }

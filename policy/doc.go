@@ -3,13 +3,14 @@
 // by labels.
 //
 // The value of a pod's label is the name of its set; together with the namespace and the
-// cluster it is an [Identity]. Each remote cluster has an independent loop:
+// cluster it is an [Identity], the key of everything here:
 //
-//	pods of the remote ─► Members ─► Desired ─► Ease ─► Diff ─► writer
-//	sets of the local cluster ──────┴───────────┴───────┴───────┘
+//	pods of a remote ──► index by set ───┐                  ┌── Desired ── Diff ── writes
+//	                                     ├─► keys ─► reconcile(key)             │
+//	sets of this cluster ► index by set ─┘                  └──── responses ◄───┘
 //
-// Members has the desired addresses of each set, Desired computes the objects and their
-// names, Ease retains an address until the object that it moves to has it, and Diff returns
-// the objects to write. The last three are pure functions. The writer writes several sets
-// concurrently, each one by one call at a time.
+// An event only adds keys to a queue. A reconciliation lists the pods and the objects of one
+// set, computes its desired objects, and writes those that differ, what takes addresses away
+// first. Desired and Diff are pure functions. Several sets are reconciled at a time, each by
+// one worker.
 package policy

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"runtime"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -26,13 +25,15 @@ func TestMemoryOfManyPods(t *testing.T) {
 	if testing.Short() {
 		bounded.MaxAddresses = count
 	}
-	keep, m := PodFor(podLabel), NewMembers(bounded)
+	keep, x, q := PodFor(podLabel), newPodIndex(bounded), newQuota(&bounded)
 	for i := range count {
 		p, _ := keep(podObject(fmt.Sprintf("namespace-%d", i%50), fmt.Sprintf("deployment-%d-5d4f8c7b9d-%05d", i%500, i), fmt.Sprintf("app-%d", i%500),
 			corev1.PodRunning, netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}).String(), fmt.Sprintf("fd00:10:4::%x", i)))
-		m.Update(nil, &p, time.Time{})
+		x.update(nil, &p)
 	}
-	m.Touched()
+	for id := range x.sets {
+		q.take(id, len(x.addresses(id)))
+	}
 	grown := (heap() - before) / float64(count)
 	t.Logf("%.0f bytes for each of %d pods of two addresses", grown, count)
 	if grown > most {
@@ -42,8 +43,8 @@ func TestMemoryOfManyPods(t *testing.T) {
 	if testing.Short() {
 		want = count
 	}
-	if m.addresses != want {
-		t.Errorf("%d addresses are in, want %d", m.addresses, want)
+	if q.addresses != want {
+		t.Errorf("%d addresses are in, want %d", q.addresses, want)
 	}
-	runtime.KeepAlive(m)
+	runtime.KeepAlive(x)
 }

@@ -1,8 +1,6 @@
 package policy
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -71,49 +69,16 @@ func (l Labels) observe(set *calico.GlobalNetworkSet) Observed {
 	if inside != nil {
 		o.Metadata = set.Annotations[metadataAnnotation]
 	}
-	same := true
 	for key, value := range l.of(o.Identity) {
-		if set.Labels[key] != value {
+		if set.Labels[key] != value || inside != nil && inside[key] != value {
 			o.Exact = false
 		}
-		same = same && (inside == nil || inside[key] == set.Labels[key])
 	}
-	o.Exact = o.Exact && same
 	var exact bool
 	o.Addrs, o.Ranges, exact = parseNets(set.Spec.Nets)
 	o.Exact = o.Exact && exact
-	if same {
-		inside = nil
-	}
-	o.Sum = l.sum(set.Labels, inside, set.Spec.Nets)
 	return o
 }
-
-// sum returns the fingerprint of labels, those in Calico's annotation if they differ, and
-// nets.
-func (l Labels) sum(labels, inside map[string]string, nets []string) uint64 {
-	if len(nets) == 0 {
-		nets = nil
-	}
-	h := sha256.New()
-	// Encoding these types, and writing to a hash, never fail.
-	_ = json.NewEncoder(h).Encode([]any{l.only(labels), l.only(inside), nets})
-	return max(1, binary.BigEndian.Uint64(h.Sum(nil)))
-}
-
-// only returns our labels.
-func (l Labels) only(all map[string]string) map[string]string {
-	ours := map[string]string{}
-	for key := range l.of(Identity{}) {
-		if value, there := all[key]; there {
-			ours[key] = value
-		}
-	}
-	return ours
-}
-
-// sumOf returns the fingerprint of a desired object.
-func (l Labels) sumOf(o *Object) uint64 { return l.sum(l.of(o.Identity), nil, nets(o.Addrs)) }
 
 // annotatedLabels returns the labels in Calico's metadata annotation, or nil.
 func annotatedLabels(annotation string) map[string]string {
@@ -130,25 +95,23 @@ func annotatedLabels(annotation string) map[string]string {
 	return metadata.Labels
 }
 
-// parseNets returns the single addresses among the nets and the others, sorted, and whether nets
-// is exactly what we would write for them.
-func parseNets(nets []string) (addrs []netip.Addr, others []string, exact bool) {
+// parseNets returns the single addresses among the nets, sorted, whether there are others, and
+// whether nets is exactly what we would write for the addresses.
+func parseNets(nets []string) (addrs []netip.Addr, others, exact bool) {
 	addrs = make([]netip.Addr, 0, len(nets))
-	exact = true
 	for _, net := range nets {
 		prefix, err := netip.ParsePrefix(net)
 		if err != nil || !prefix.IsSingleIP() || prefix.String() != net {
-			others, exact = append(others, net), false
+			others = true
 			continue
 		}
 		addrs = append(addrs, prefix.Addr())
 	}
-	if !slices.IsSortedFunc(addrs, netip.Addr.Compare) {
-		exact = false
+	exact = slices.IsSortedFunc(addrs, netip.Addr.Compare)
+	if !exact {
 		slices.SortFunc(addrs, netip.Addr.Compare)
 	}
 	unique := slices.Compact(addrs)
-	slices.Sort(others)
 	return unique, others, exact && len(unique) == len(nets)
 }
 

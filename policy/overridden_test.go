@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 )
@@ -51,7 +50,7 @@ func TestSetThatAdmissionChangesIsWrittenOnce(t *testing.T) {
 			return nil
 		})
 		r.put(t, "1", "a", "10.4.0.1")
-		elapse(keep.Calm / 2)
+		elapse(storedPause / 2)
 		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32 192.0.2.1/32"})
 		if all := writes(r.sets); len(all) != 1 {
 			t.Errorf("writes %q, want one", all)
@@ -71,7 +70,7 @@ func TestSetThatAdmissionChangesIsWrittenOnce(t *testing.T) {
 			t.Errorf("writes %q, want three patches", writes(r.sets))
 		}
 		admit(r.sets, nil)
-		elapse(keep.Calm)
+		elapse(storedPause)
 		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.2/32 10.4.0.3/32"})
 		if o := r.Status().Remotes[0].Overridden; len(o) > 0 {
 			t.Errorf("%+v", o)
@@ -79,83 +78,43 @@ func TestSetThatAdmissionChangesIsWrittenOnce(t *testing.T) {
 	})
 }
 
-// restart stops a controller, and starts another one with the same configuration.
-func (r *rig) restart(t *testing.T) *rig {
-	t.Helper()
-	r.stop()
-	other := startRig(t, r.sets, func(cfg *Config) { cfg.Remotes = r.Remotes })
-	other.pods = r.pods
-	return other
-}
-
-// TestLeaderChangesOpenNoGap has a policy that adds nets to each set while leaders change, and pods
-// are deleted.
-func TestLeaderChangesOpenNoGap(t *testing.T) {
+// TestWhatAdmissionPutsBackStays has a policy that keeps the old nets of each set, or adds others,
+// while leaders change, and pods are deleted. A set is never deleted, each is reported, and an
+// address that admission lets go is gone.
+func TestWhatAdmissionPutsBackStays(t *testing.T) {
 	type nets = []string
 	for name, c := range map[string]struct {
 		// admission returns the stored nets.
 		admission func(verb string, before, request nets) nets
-		dryRuns   bool // work
 		want      string
-		deletions int // in two terms, before the pod is deleted
-		after     int // until each of two pods is deleted
+		final     string // once there is no such policy
 	}{
 		"a net is added": {
-			func(_ string, _, request nets) nets { return append(request, "192.0.2.1/32") }, true,
-			"10.4.0.3/32 192.0.2.1/32", 0, 0,
+			func(_ string, _, request nets) nets { return append(request, "192.0.2.1/32") }, "10.4.0.3/32 192.0.2.1/32", "10.4.0.3/32",
 		},
 		"a range is added": {
-			func(_ string, _, request nets) nets { return append(request, "192.0.2.0/24") }, true,
-			"10.4.0.3/32 192.0.2.0/24", 0, 0,
+			func(_ string, _, request nets) nets { return append(request, "192.0.2.0/24") }, "10.4.0.3/32 192.0.2.0/24", "10.4.0.3/32",
 		},
-		"a net is added, and no dry run is possible": {
-			func(_ string, _, request nets) nets { return append(request, "192.0.2.1/32") }, false,
-			"10.4.0.3/32 192.0.2.1/32", 2, 0,
-		},
-		"a net is added, and patches keep the old ones": {
+		"patches keep the old ones": {
 			func(verb string, before, request nets) nets {
 				if verb == kubetest.Patch {
 					request = append(request, before...)
 				}
-				return append(request, "192.0.2.1/32")
-			}, true,
-			"10.4.0.3/32 192.0.2.1/32", 0, 2,
-		},
-		"a range is added, and patches keep the old ones": {
-			func(verb string, before, request nets) nets {
-				if verb == kubetest.Patch {
-					request = append(request, before...)
-				}
-				return append(request, "192.0.2.0/24")
-			}, true,
-			"10.4.0.3/32 192.0.2.0/24", 0, 2,
+				return request
+			}, "10.4.0.1/32 10.4.0.2/32 10.4.0.3/32", "10.4.0.3/32",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				r := startRig(t, kubetest.NewAPI(), nil)
 				stored := nets{}
-				r.sets.Hook(func(h *kubetest.Hooks) {
-					h.Admit = func(q kubetest.Request, set *unstructured.Unstructured) *metav1.Status {
-						if q.Resource != kube.NetworkSets {
-							return nil
-						}
-						now, _, _ := unstructured.NestedStringSlice(set.Object, "spec", "nets")
-						now = c.admission(q.Verb, stored, now)
-						slices.Sort(now)
-						now = slices.Compact(now)
-						if q.Name == "gcp-ns-a" {
-							stored = now
-						}
-						_ = unstructured.SetNestedStringSlice(set.Object, now, "spec", "nets")
-						return nil
-					}
-					h.Fail = func(q kubetest.Request) *metav1.Status {
-						if !c.dryRuns && strings.HasSuffix(q.Name, trial) {
-							return kubetest.Failure(http.StatusBadRequest, metav1.StatusReasonBadRequest)
-						}
-						return nil
-					}
+				admit(r.sets, func(verb string, set *unstructured.Unstructured) *metav1.Status {
+					now, _, _ := unstructured.NestedStringSlice(set.Object, "spec", "nets")
+					now = c.admission(verb, stored, now)
+					slices.Sort(now)
+					stored = slices.Compact(now)
+					_ = unstructured.SetNestedStringSlice(set.Object, stored, "spec", "nets")
+					return nil
 				})
 				for i := range 3 {
 					r.put(t, fmt.Sprint(i+1), "a", fmt.Sprintf("10.4.0.%d", i+1))
@@ -165,68 +124,43 @@ func TestLeaderChangesOpenNoGap(t *testing.T) {
 					r = r.restart(t)
 					elapse(time.Minute)
 				}
-				if n := number(r.sets, "delete"); n != c.deletions {
-					t.Errorf("%d deletions in three terms, want %d: %q", n, c.deletions, writes(r.sets))
-				}
 				for i := range 2 {
 					r.drop(fmt.Sprint(i + 1))
 					elapse(time.Second)
 				}
 				r.wantSets(t, map[string]string{"gcp-ns-a": c.want})
-				if n := number(r.sets, "delete") - c.deletions; n != c.after {
-					t.Errorf("%d deletions for two pods, want %d: %q", n, c.after, writes(r.sets))
+				before := len(writes(r.sets))
+				elapse(storedPause / 2)
+				if n := number(r.sets, "delete"); n > 0 || len(writes(r.sets)) > before {
+					t.Errorf("%d deletions: %q", n, writes(r.sets))
 				}
 				if o := r.Status().Remotes[0].Overridden; len(o) != 1 || !o[0].Returned {
 					t.Errorf("%+v", o)
+				}
+				if events := r.conditions()[0].Conditions; len(events) != 1 || events[0].Reason != "Overridden" {
+					t.Errorf("Events %+v", events)
+				}
+				if !strings.Contains(r.log.String(), "write overridden") {
+					t.Errorf("log:\n%s", r.log)
+				}
+				admit(r.sets, nil)
+				elapse(storedPause)
+				r.wantSets(t, map[string]string{"gcp-ns-a": c.final})
+				if o := r.Status().Remotes[0].Overridden; len(o) > 0 {
+					t.Errorf("in the end %+v", o)
 				}
 			})
 		})
 	}
 }
 
-// TestTrialsThatFail has a policy that adds a net, and an API server that fails dry runs.
-func TestTrialsThatFail(t *testing.T) {
-	for name, c := range map[string]struct {
-		failures  int // of dry runs
-		deletions int
-	}{
-		"once": {1, 0}, "for ever": {1000, 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				r := startRig(t, kubetest.NewAPI(), nil)
-				r.put(t, "1", "a", "10.4.0.1")
-				elapse(time.Second)
-				admit(r.sets, func(_ string, set *unstructured.Unstructured) *metav1.Status {
-					nets, _, _ := unstructured.NestedStringSlice(set.Object, "spec", "nets")
-					if !slices.Contains(nets, "192.0.2.1/32") {
-						_ = unstructured.SetNestedStringSlice(set.Object, append(nets, "192.0.2.1/32"), "spec", "nets")
-					}
-					return nil
-				})
-				r.put(t, "2", "a", "10.4.0.2")
-				elapse(time.Second)
-				r.sets.Hook(func(h *kubetest.Hooks) {
-					h.Fail = func(q kubetest.Request) *metav1.Status {
-						if strings.HasSuffix(q.Name, trial) && c.failures > 0 {
-							c.failures--
-							return kubetest.Failure(http.StatusInternalServerError, metav1.StatusReasonInternalError)
-						}
-						return nil
-					}
-				})
-				r = r.restart(t)
-				elapse(time.Minute)
-				r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32 10.4.0.2/32 192.0.2.1/32"})
-				if n := number(r.sets, "delete"); n != c.deletions {
-					t.Errorf("%d deletions, want %d: %q", n, c.deletions, writes(r.sets))
-				}
-				if failing := r.Status().Remotes[0].Failing; len(failing) > 0 {
-					t.Errorf("failing %v", failing)
-				}
-			})
-		})
-	}
+// restart stops a controller, and starts another one with the same configuration.
+func (r *rig) restart(t *testing.T) *rig {
+	t.Helper()
+	r.stop()
+	other := startRig(t, r.sets, func(cfg *Config) { cfg.Remotes = r.Remotes })
+	other.pods = r.pods
+	return other
 }
 
 // TestSetThatAnotherClientChangesWaitsLonger has a client that changes a set after each write.
@@ -336,12 +270,6 @@ func TestRemovalsThatAdmissionRefuses(t *testing.T) {
 			}
 			return nil
 		}, "", 3 * removalPatience, "10.4.0.2/32", false, ""},
-		"by storing the old nets": {func(verb string, set *unstructured.Unstructured) *metav1.Status {
-			if verb == kubetest.Patch {
-				_ = unstructured.SetNestedStringSlice(set.Object, []string{"10.4.0.1/32", "10.4.0.2/32"}, "spec", "nets")
-			}
-			return nil
-		}, "", 100 * time.Millisecond, "10.4.0.2/32", false, "patch dry-run-dry-run delete create"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
@@ -389,7 +317,7 @@ func TestSetWhoseNetsAreDropped(t *testing.T) {
 			return nil
 		})
 		r.put(t, "1", "a", "10.4.0.1")
-		elapse(keep.Calm / 2)
+		elapse(storedPause / 2)
 		if all := writes(r.sets); len(all) != 1 {
 			t.Errorf("writes %q, want one", all)
 		}
@@ -399,7 +327,7 @@ func TestSetWhoseNetsAreDropped(t *testing.T) {
 	})
 }
 
-// TestFailedDeletionsAreRepeated makes an admission policy keep the addresses of a set, and the
+// TestFailedDeletionsAreRepeated makes an admission policy refuse all patches of a set, and the
 // first deletion of the set fail.
 func TestFailedDeletionsAreRepeated(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -409,14 +337,11 @@ func TestFailedDeletionsAreRepeated(t *testing.T) {
 		elapse(time.Second)
 		failed := false
 		r.sets.Hook(func(h *kubetest.Hooks) {
-			h.Admit = func(q kubetest.Request, set *unstructured.Unstructured) *metav1.Status {
-				if q.Verb == kubetest.Patch {
-					_ = unstructured.SetNestedStringSlice(set.Object, []string{"10.4.0.1/32", "10.4.0.2/32"}, "spec", "nets")
-				}
-				return nil
-			}
 			h.Fail = func(q kubetest.Request) *metav1.Status {
-				if q.Verb == "delete" && !failed {
+				switch {
+				case q.Verb == kubetest.Patch:
+					return kubetest.Failure(http.StatusForbidden, metav1.StatusReasonForbidden)
+				case q.Verb == "delete" && !failed:
 					failed = true
 					return kubetest.Failure(http.StatusInternalServerError, metav1.StatusReasonInternalError)
 				}

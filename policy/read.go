@@ -1,9 +1,7 @@
 package policy
 
 import (
-	"hash/maphash"
 	"net/netip"
-	"time"
 	"unique"
 
 	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
@@ -28,7 +26,6 @@ const (
 	ReasonBadAddress  Reason = "bad_address"          // not an address that a pod can have
 	ReasonMoreAddress Reason = "more_than_one_family" // beyond one address of each family
 	ReasonOutside     Reason = "outside_pod_subnets"  // not in the subnets configured for the remote
-	ReasonUnknownMap  Reason = "unknown_map"          // its node isn't known, and the remote's nodes have different maps
 	ReasonTooManySets Reason = "too_many_sets"        // the remote has as many sets as it may
 
 	// ReasonTooManyAddresses is for pods of a remote that has as many addresses in
@@ -36,27 +33,22 @@ const (
 	ReasonTooManyAddresses Reason = "too_many_addresses"
 )
 
+// abnormal are the reasons that are logged: the first two are normal phases of a pod.
+var abnormal = []Reason{
+	ReasonHostNetwork, ReasonBadName, ReasonBadAddress, ReasonMoreAddress, ReasonOutside, ReasonTooManySets, ReasonTooManyAddresses,
+}
+
 // maxReportedNameLen is the maximum length of an invalid name in reports.
 const maxReportedNameLen = 64
-
-// normal reports whether skipping pods for this reason is normal.
-func (r Reason) normal() bool { return r == ReasonFinished || r == ReasonNoAddress }
 
 // Pod is a trimmed pod of a remote cluster with the label. It doesn't reference the original
 // object.
 type Pod struct {
 	Namespace, Name string
-	// UID is a hash of the pod's UID that can't be computed outside of this process; 0:
-	// none.
-	UID uint64
 	// Set is the label's value.
 	Set string
-	// Node is the pod's node; empty: none.
-	Node string
 	// V4 and V6 are the pod's addresses, at most one per family; the zero Addr means none.
 	V4, V6 netip.Addr
-	// Created is the creation time in Unix seconds.
-	Created int64
 	// Finished pods have terminated, and have no address.
 	Finished bool
 	// HostNetwork pods have the addresses of their node.
@@ -69,7 +61,6 @@ type Pod struct {
 //
 // A hostile remote may send anything: invalid names are truncated to save memory.
 func PodFor(label string) func(*corev1.Pod) (Pod, bool) {
-	seed := maphash.MakeSeed()
 	return func(pod *corev1.Pod) (Pod, bool) {
 		set, labelled := pod.Labels[label]
 		if !labelled {
@@ -77,23 +68,16 @@ func PodFor(label string) func(*corev1.Pod) (Pod, bool) {
 		}
 		p := Pod{
 			Namespace: pod.Namespace, Name: pod.Name, Set: set,
-			Created:     pod.CreationTimestamp.Truncate(time.Second).Unix(),
 			Finished:    pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
 			HostNetwork: pod.Spec.HostNetwork,
-		}
-		if pod.UID != "" {
-			p.UID = max(1, maphash.String(seed, string(pod.UID)))
 		}
 		if set == "" || len(validation.IsValidLabelValue(set)) > 0 || len(validation.IsDNS1123Label(pod.Namespace)) > 0 ||
 			len(validation.IsDNS1123Subdomain(pod.Name)) > 0 {
 			p.Fault = ReasonBadName
 			p.Namespace, p.Name, p.Set = cut(p.Namespace), cut(p.Name), cut(p.Set)
 		}
-		if node := pod.Spec.NodeName; len(node) <= validation.DNS1123SubdomainMaxLength {
-			p.Node = node
-		}
 		// Shared by thousands of pods.
-		p.Namespace, p.Set, p.Node = unique.Make(p.Namespace).Value(), unique.Make(p.Set).Value(), unique.Make(p.Node).Value()
+		p.Namespace, p.Set = unique.Make(p.Namespace).Value(), unique.Make(p.Set).Value()
 		if !p.Finished && p.Fault == "" {
 			p.readAddrs(pod)
 		}

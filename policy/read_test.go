@@ -51,10 +51,10 @@ func FuzzPod(f *testing.F) {
 		if p.Fault == ReasonBadName && max(len(p.Namespace), len(p.Name), len(p.Set)) > 4*maxReportedNameLen {
 			t.Fatal("holds on to a long name")
 		}
-		members := NewMembers(rules())
-		members.Update(nil, &p, time.Time{})
-		for _, id := range members.Touched() {
-			for _, o := range desired(t, view(id, members.Addrs(id))) {
+		pods := newPodIndex(rules())
+		_, got := pods.update(nil, &p)
+		for _, id := range got {
+			for _, o := range desired(t, view(id, pods.addresses(id))) {
 				if o.Identity.Name != set || o.Identity.Namespace != namespace {
 					t.Fatalf("labels %v differ from the object's", o.Identity)
 				}

@@ -11,7 +11,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
-	"github.com/kube-semaphore/kube-semaphore/internal/virtual"
 )
 
 // StatusCommand is "semaphore-policy status".
@@ -86,7 +85,6 @@ func showRemote(p *report.Page, t *report.Table, r *status.PolicyRemote) {
 
 	what := "remote " + r.Name
 	p.Watch(what+": pods", r.API.Synced, r.API.LastContact, r.API.Error)
-	virtual.Show(p, what, &r.PodSubnetsMap)
 	if r.Stale {
 		p.Wrong("%s: its sets are empty, because it has been out of contact for too long", what)
 	}

@@ -3,6 +3,7 @@ package policy
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -29,23 +30,24 @@ func (c *Controller) Status() status.Policy {
 	c.mu.Lock()
 	writer := c.writer
 	st.Pools = c.pools
-	for cluster, s := range c.strays {
+	unconfigured := slices.Collect(maps.Keys(c.since))
+	c.mu.Unlock()
+	for _, cluster := range unconfigured {
 		if st.Unconfigured == nil {
 			st.Unconfigured, st.RemovedAt = map[string]int{}, map[string]time.Time{}
 		}
-		st.Unconfigured[cluster] = len(s.objects)
-		if c.removes(cluster) {
-			st.RemovedAt[cluster] = s.since.Add(c.grace(cluster))
+		st.Unconfigured[cluster] = c.owned.number(cluster)
+		if at, goes := c.removedAt(cluster); goes {
+			st.RemovedAt[cluster] = at
 		}
 	}
-	c.mu.Unlock()
 	for i := range c.Remotes {
 		st.Remotes = append(st.Remotes, c.remotes[c.Remotes[i].Rules.Cluster].status())
 	}
 	if writer == nil {
 		return st
 	}
-	pending, failing, overridden := writer.Backlog(), writer.Failing(), c.overridden()
+	pending, failing, overridden := writer.Backlog(), writer.Failing(), c.attempts.overridden()
 	for i := range st.Remotes {
 		r := &st.Remotes[i]
 		r.Pending, r.Failing, r.Overridden = pending[r.Name], map[string]string{}, overridden[r.Name]
@@ -58,30 +60,21 @@ func (c *Controller) Status() status.Policy {
 	return st
 }
 
-// overridden returns the overridden objects by cluster.
-func (c *Controller) overridden() map[string][]status.Override {
-	all := map[string][]status.Override{}
-	for id, objects := range c.overrides().Open(time.Now()) {
-		all[id.Cluster] = append(all[id.Cluster], objects...)
-	}
-	for _, objects := range all {
-		slices.SortFunc(objects, func(a, b status.Override) int { return cmp.Compare(a.Object, b.Object) })
-	}
-	return all
-}
-
 func (r *remote) status() status.PolicyRemote {
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	st := status.PolicyRemote{
-		Name: r.Rules.Cluster, API: apiStatus(r.pods), Stale: r.stale, Pods: r.members.pods,
-		Sets: []status.NetworkSet{}, Skipped: r.members.Skipped(), PodSubnetsMap: r.nodes.Status(),
+		Name: r.Rules.Cluster, API: apiStatus(r.feed), Stale: r.stale, Pods: r.pods.count,
+		Sets: []status.NetworkSet{}, Skipped: map[string]*status.SkippedPods{},
 	}
-	for id, names := range r.objects {
-		for name := range names {
-			if o := r.c.ledger.Get(name); o != nil {
-				st.Sets = append(st.Sets, status.NetworkSet{Object: name, Namespace: id.Namespace, Name: id.Name, Addresses: len(o.Addrs)})
-			}
+	for _, reason := range append([]Reason{ReasonFinished, ReasonNoAddress}, abnormal...) {
+		if s := r.skipped(reason); s.Pods > 0 {
+			st.Skipped[string(reason)] = s
+		}
+	}
+	r.mu.Unlock()
+	for name, id := range r.c.owned.all(func(cluster string) bool { return cluster == r.Rules.Cluster }) {
+		if o := r.c.ledger.Get(name); o != nil {
+			st.Sets = append(st.Sets, status.NetworkSet{Object: name, Namespace: id.Namespace, Name: id.Name, Addresses: len(o.Addrs)})
 		}
 	}
 	slices.SortFunc(st.Sets, func(a, b status.NetworkSet) int { return cmp.Compare(a.Object, b.Object) })

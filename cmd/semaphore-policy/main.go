@@ -60,7 +60,7 @@ func prepare(cfg config.Policy, log *slog.Logger) (*manager.Manager, error) {
 		client, bounds := m.Remote(r)
 		settings.Remotes = append(settings.Remotes, policy.RemoteConfig{
 			Rules: policy.Rules{
-				Cluster: r.Name, Subnets: r.PodSubnets, IncludeHostNetwork: cfg.IncludeHostNetwork,
+				Cluster: r.Name, Map: r.PodSubnetsMap, Subnets: r.PodSubnets, IncludeHostNetwork: cfg.IncludeHostNetwork,
 				MaxSets: r.MaxSets, MaxAddresses: r.MaxAddresses,
 			},
 			Client: client, Bounds: bounds, ResyncPeriod: r.ResyncPeriod, StaleAfter: r.StaleAfter,

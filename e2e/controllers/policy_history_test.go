@@ -17,94 +17,103 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
-// lag is how far behind the pods a network set may be, beyond the pace of the API servers.
-const lag = time.Second
-
 // membership is an address in a set.
 type membership struct {
 	id policy.Identity
 	ip string
 }
 
-// span is a time in which a pod had its address in its set. From is before the
-// request that made it so, to after the one that ended it; zero: not ended.
-type span struct {
-	from, certain time.Time // certain: the request was answered
-	to, ending    time.Time // ending: before the request that ended it
-}
+// span is a time in which a pod had its address in its set. From is before the request that made
+// it so, certain after its response; ending and to are the same for the one that ended it, zero
+// until then.
+type span struct{ from, certain, ending, to time.Time }
 
 // chronicle is what happened in the remotes.
-type chronicle struct {
-	spans map[membership][]*span
-	pace  *pace
-}
+type chronicle map[membership][]*span
 
-// late reports whether a set had time enough to follow what was so at one time,
-// and didn't at another.
-func (c *chronicle) late(since, at time.Time) bool {
-	behind := at.Sub(since)
-	return behind > lag && behind > lag+c.pace.slowest(since, at)
-}
-
-func (c *chronicle) begin(m membership, from, certain time.Time) *span {
+func (c chronicle) begin(m membership, from, certain time.Time) *span {
 	s := &span{from: from, certain: certain}
-	c.spans[m] = append(c.spans[m], s)
+	c[m] = append(c[m], s)
 	return s
 }
 
-// mayHold reports whether a set may hold the address at a time.
-func (c *chronicle) mayHold(m membership, at time.Time) bool {
-	return slices.ContainsFunc(c.spans[m], func(s *span) bool {
-		return !s.from.After(at) && (s.to.IsZero() || !c.late(s.to, at))
-	})
-}
-
-// mustHold reports whether a set must: one pod or another has had the address
-// for longer than the lag.
-func (c *chronicle) mustHold(m membership, at time.Time) bool {
-	return slices.ContainsFunc(c.spans[m], func(s *span) bool {
-		return c.late(s.certain, at) && (s.ending.IsZero() || s.ending.After(at))
-	})
-}
-
-// check looks at every version of every set, when it came and when the next
-// one did.
-func (c *chronicle) check(t *testing.T, r *recorder, end time.Time) {
-	t.Helper()
-	versions := r.all()
-	n, faults := 0, 0
-	fault := func(format string, args ...any) {
-		if faults++; faults <= 10 {
-			t.Errorf(format, args...)
+// first returns when an address came into a set at the earliest.
+func (c chronicle) first(m membership) (at time.Time, ever bool) {
+	for _, s := range c[m] {
+		if !ever || s.from.Before(at) {
+			at, ever = s.from, true
 		}
 	}
+	return at, ever
+}
+
+// left returns when the last pod with an address had left a set, if there is none any more.
+func (c chronicle) left(m membership) (at time.Time, left bool) {
+	for _, s := range c[m] {
+		if s.to.IsZero() {
+			return time.Time{}, false
+		}
+		if s.to.After(at) {
+			at = s.to
+		}
+	}
+	return at, true
+}
+
+// mayLack reports whether a set may have lost an address: a pod had left it, and no other one of
+// those that have it was there before.
+func (c chronicle) mayLack(m membership, at time.Time) bool {
+	return slices.ContainsFunc(c[m], func(e *span) bool {
+		return !e.ending.IsZero() && !e.ending.After(at) && !slices.ContainsFunc(c[m], func(s *span) bool {
+			return s != e && !s.certain.After(e.ending) && (s.ending.IsZero() || s.ending.After(at))
+		})
+	})
+}
+
+// check looks at every version of every set. It knows no time that a change may take, only their
+// order, which is that of the remote's watch:
+//
+//   - A set has an address only after a pod has it.
+//   - A set gets an address of a remote only after it has lost those that had left before.
+//   - A set loses an address only after a pod has left it.
+func (c chronicle) check(t *testing.T, r *recorder) {
+	t.Helper()
+	n, faults := 0, 0
+	before := map[membership]bool{}
 	r.replay(func(v version, s state) {
 		n++
-		until := end
-		if n < len(versions) {
-			until = versions[n].at
-		}
 		held := map[membership]bool{}
 		for _, s := range networkSets(s) {
-			id := identity(s)
 			for _, net := range s.Spec.Nets {
 				ip, _, _ := strings.Cut(net, "/")
-				m := membership{id, ip}
-				held[m] = true
-				for _, at := range []time.Time{v.at, until} {
-					if !c.mayHold(m, at) {
-						fault("version %s: %v holds %s, which no pod has or had in the last second", v.object.GetResourceVersion(), id, ip)
-					}
+				held[membership{identity(s), ip}] = true
+			}
+		}
+		fault := func(format string, args ...any) {
+			if faults++; faults <= 10 {
+				t.Errorf("version %s: %s", v.object.GetResourceVersion(), fmt.Sprintf(format, args...))
+			}
+		}
+		for m := range held {
+			from, ever := c.first(m)
+			if !ever || from.After(v.at) {
+				fault("%v has %s, which no pod has had", m.id, m.ip)
+			}
+			if before[m] {
+				continue
+			}
+			for other := range held {
+				if left, is := c.left(other); is && other.id == m.id && left.Before(from) {
+					fault("%v has %s, which had left before %s came", m.id, other.ip, m.ip)
 				}
 			}
 		}
-		for m := range c.spans {
-			for _, at := range []time.Time{v.at, until} {
-				if !held[m] && c.mustHold(m, at) {
-					fault("version %s: %v lacks %s, which a pod has had for more than a second", v.object.GetResourceVersion(), m.id, m.ip)
-				}
+		for m := range before {
+			if !held[m] && !c.mayLack(m, v.at) {
+				fault("%v has lost %s, which a pod has", m.id, m.ip)
 			}
 		}
+		before = held
 	})
 	if n < 50 {
 		t.Errorf("saw only %d versions", n)
@@ -137,9 +146,7 @@ func (b *policyBed) testHistory(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	pace, stop := keepPace(t, b.aws, b.gcp, b.merit)
-	c := &chronicle{spans: map[membership][]*span{}, pace: pace}
-	began := time.Now()
+	c := chronicle{}
 	var live []*livePod
 	number := 0
 	add := func(ip string, remote *testbed.Cluster) {
@@ -185,36 +192,26 @@ func (b *policyBed) testHistory(t *testing.T) {
 			p.span = c.begin(p.membership(), from, old.to)
 		}
 		if step%100 == 99 {
-			time.Sleep(time.Duration(rng.IntN(1200)) * time.Millisecond) // part of the history
+			expectMembers(t, sets, live)
 		}
 	}
 
 	expectMembers(t, sets, live)
 	r.end(t)
-	ended := time.Now()
-	stop()
-	t.Logf("the slowest round of the API servers took %v", pace.slowest(began, ended))
-	c.check(t, r, ended)
+	c.check(t, r)
 }
 
 // expectMembers waits until the sets hold exactly the addresses of the pods.
 func expectMembers(t *testing.T, sets policy.SetClient, live []*livePod) {
 	t.Helper()
 	want := map[policy.Identity][]netip.Addr{}
-	members := map[string]*policy.Members{}
 	for _, p := range live {
-		object := &corev1.Pod{Status: corev1.PodStatus{Phase: p.phase, PodIPs: []corev1.PodIP{{IP: p.ips[0]}}}}
-		object.Namespace, object.Name, object.Labels = p.namespace, p.name, map[string]string{domain + "/name": p.set}
-		trimmed, _ := policy.PodFor(domain + "/name")(object)
-		if members[p.cluster.Name] == nil {
-			members[p.cluster.Name] = policy.NewMembers(policy.Rules{Cluster: p.cluster.Name})
-		}
-		members[p.cluster.Name].Update(nil, &trimmed, time.Time{})
+		id := p.membership().id
+		want[id] = append(want[id], netip.MustParseAddr(p.ips[0]))
 	}
-	for _, m := range members {
-		for _, id := range m.Touched() {
-			want[id] = m.Addrs(id)
-		}
+	for id, addrs := range want {
+		slices.SortFunc(addrs, netip.Addr.Compare)
+		want[id] = slices.Compact(addrs)
 	}
 	wait(t, "the sets to hold the addresses of the pods", func() error {
 		got, err := membersOf(t.Context(), sets)

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -14,10 +16,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/pace"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 )
 
@@ -298,43 +303,96 @@ func TestReusedAddressLeavesItsOldSetAtOnce(t *testing.T) {
 	}
 }
 
-func TestARelabelledPodIsInOneOfItsSetsAtAnyTime(t *testing.T) {
+// TestAPodThatIsNoLongerOfASetLeavesItAtOnce gives a pod another label, ends it, and takes its
+// address away, while the set that it is added to can't be written.
+func TestAPodThatIsNoLongerOfASetLeavesItAtOnce(t *testing.T) {
+	for name, change := range map[string]func(t *testing.T, r *rig){
+		"another label": func(t *testing.T, r *rig) { r.put(t, "p", "b", "10.4.0.1") },
+		"no label": func(t *testing.T, r *rig) {
+			pod := podObject("ns", "p", "", corev1.PodRunning, "10.4.0.1")
+			pod.Labels = nil
+			r.pods["gcp"].Put(t, "pods", pod)
+		},
+		"deleted": func(_ *testing.T, r *rig) { r.drop("p") },
+		"succeeded": func(t *testing.T, r *rig) {
+			r.pods["gcp"].Put(t, "pods", podObject("ns", "p", "a", corev1.PodSucceeded, "10.4.0.1"))
+		},
+		"failed": func(t *testing.T, r *rig) {
+			r.pods["gcp"].Put(t, "pods", podObject("ns", "p", "a", corev1.PodFailed, "10.4.0.1"))
+		},
+		"no address":    func(t *testing.T, r *rig) { r.put(t, "p", "a") },
+		"a bad address": func(t *testing.T, r *rig) { r.put(t, "p", "a", "127.0.0.1") },
+		"on the host network": func(t *testing.T, r *rig) {
+			pod := podObject("ns", "p", "a", corev1.PodRunning, "10.4.0.1")
+			pod.Spec.HostNetwork = true
+			r.pods["gcp"].Put(t, "pods", pod)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				sets := kubetest.NewAPI()
+				refuse(sets, func(_, name string) bool { return name == "gcp-ns-b" })
+				r := startRig(t, sets, nil)
+				r.put(t, "p", "a", "10.4.0.1")
+				r.put(t, "other", "a", "10.4.0.9")
+				elapse(time.Second)
+				change(t, r)
+				elapse(writeSpacing)
+				r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.9/32"})
+			})
+		})
+	}
+}
+
+// TestAddressesThatMustGoLeaveBeforeOthersMove shrinks a set of two objects, so that addresses of
+// the second one move to the first one, which can't be written.
+func TestAddressesThatMustGoLeaveBeforeOthersMove(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		sets := kubetest.NewAPI()
-		var broken atomic.Bool
-		refuse(sets, func(_, name string) bool { return broken.Load() && name == "gcp-ns-b" })
-		var written atomic.Bool
-		var lost atomic.Int32
-		sets.Hook(func(h *kubetest.Hooks) {
-			h.Before = func(kubetest.Request) {
-				if strings.Contains(fmt.Sprint(content(sets)), "10.4.0.1/32") {
-					written.Store(true)
-				} else if written.Load() {
-					lost.Add(1)
-				}
+		r := startRig(t, sets, func(cfg *Config) { cfg.ShardSize = 4 })
+		for n := range 6 {
+			r.put(t, fmt.Sprint(n), "a", fmt.Sprintf("10.4.0.%d", n+1))
+			elapse(100 * time.Millisecond)
+		}
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32 10.4.0.2/32 10.4.0.3/32 10.4.0.4/32", "gcp-ns-a-2": "10.4.0.5/32 10.4.0.6/32"})
+		admit(sets, func(_ string, set *unstructured.Unstructured) *metav1.Status {
+			if nets, _, _ := unstructured.NestedStringSlice(set.Object, "spec", "nets"); set.GetName() == "gcp-ns-a" && slices.Contains(nets, "10.4.0.5/32") {
+				return kubetest.Failure(http.StatusForbidden, metav1.StatusReasonForbidden)
 			}
+			return nil
 		})
-		r := startRig(t, sets, nil)
-		r.put(t, "p", "a", "10.4.0.1")
-		elapse(time.Second)
-		r.put(t, "q", "c", "10.4.0.2")
-		for n := range 20 {
-			r.put(t, "p", string(rune('a'+n%3)), "10.4.0.1")
-			elapse(time.Duration(n) * 10 * time.Millisecond)
+		for _, n := range []string{"1", "2", "3", "5"} {
+			r.drop(n)
 		}
-		r.put(t, "p", "a", "10.4.0.1")
+		elapse(100 * time.Millisecond)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32", "gcp-ns-a-2": "10.4.0.5/32"})
+		admit(sets, nil)
+		elapse(2 * lastRetry)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32 10.4.0.5/32"})
+	})
+}
+
+// TestTwoSetsWithOneName creates two sets of the same natural name at a time.
+func TestTwoSetsWithOneName(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := startRig(t, kubetest.NewAPI(), nil)
+		one, two := podObject("n", "p", "s-a", corev1.PodRunning, "10.4.0.1"), podObject("n-s", "p", "a", corev1.PodRunning, "10.4.0.2")
+		r.pods["gcp"].Put(t, "pods", one)
+		r.pods["gcp"].Put(t, "pods", two)
 		elapse(time.Second)
-		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32", "gcp-ns-c": "10.4.0.2/32"})
-		if !written.Load() || lost.Load() > 0 {
-			t.Errorf("before %d writes no set held the address", lost.Load())
+		got := slices.Collect(maps.Values(content(r.sets)))
+		if slices.Sort(got); !slices.Equal(got, []string{"10.4.0.1/32", "10.4.0.2/32"}) || content(r.sets)["gcp-n-s-a"] == "" {
+			t.Errorf("sets %v", content(r.sets))
 		}
-		// While the new set can't be written the old one holds the address, but not for ever.
-		broken.Store(true)
-		r.put(t, "p", "b", "10.4.0.1")
-		elapse(holdLimit - time.Millisecond)
-		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32", "gcp-ns-c": "10.4.0.2/32"})
-		elapse(time.Second)
-		r.wantSets(t, map[string]string{"gcp-ns-c": "10.4.0.2/32"})
+		if failing := r.Status().Remotes[0].Failing; len(failing) > 0 {
+			t.Errorf("failing %v", failing)
+		}
+		before := len(writes(r.sets))
+		r.everything()
+		elapse(time.Hour)
+		if n := len(writes(r.sets)); n != before {
+			t.Errorf("%d writes for nothing", n-before)
+		}
 	})
 }
 
@@ -533,7 +591,9 @@ func TestRemoteServerFromABackup(t *testing.T) {
 	})
 }
 
-func TestFinalizerCostsNoRequests(t *testing.T) {
+// TestFinalizerKeepsNoAddress deletes a set that has a finalizer: what still exists has no nets, and
+// costs no further requests.
+func TestFinalizerKeepsNoAddress(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := startRig(t, kubetest.NewAPI(), nil)
 		r.put(t, "1", "a", "10.4.0.1")
@@ -545,6 +605,7 @@ func TestFinalizerCostsNoRequests(t *testing.T) {
 		if r.sets.Get(kube.NetworkSets, "", "gcp-ns-a", &set); set.DeletionTimestamp == nil {
 			t.Fatalf("not being deleted: %v", set)
 		}
+		r.wantSets(t, map[string]string{"gcp-ns-a": ""})
 		before := len(requests(r.sets))
 		elapse(time.Minute)
 		if n := len(requests(r.sets)) - before; n > 0 {
@@ -553,7 +614,7 @@ func TestFinalizerCostsNoRequests(t *testing.T) {
 	})
 }
 
-func TestStrayThatIsBeingDeletedCostsNoRequests(t *testing.T) {
+func TestStrayThatIsBeingDeletedIsEmptied(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		sets, now := kubetest.NewAPI(), metav1.Now()
 		leaving := networkSetNamed("a", labelsOf("a"), "10.9.0.1/32")
@@ -561,8 +622,8 @@ func TestStrayThatIsBeingDeletedCostsNoRequests(t *testing.T) {
 		putSet(t, sets, leaving)
 		startRig(t, sets, nil)
 		elapse(time.Hour)
-		if seen := requests(sets); len(seen) > 0 {
-			t.Errorf("requests %v for a set that a finalizer keeps", seen)
+		if seen := requests(sets); len(seen) != 1 || content(sets)["gcp-ns-a"] != "" {
+			t.Errorf("requests %v for a set that a finalizer keeps, which has %q", seen, content(sets)["gcp-ns-a"])
 		}
 	})
 }
@@ -598,31 +659,63 @@ func TestExistingSetsComeFirstWithinBounds(t *testing.T) {
 	})
 }
 
-// TestWritesAreBoundedInBytes writes a large set and a small one as often as allowed.
-func TestWritesAreBoundedInBytes(t *testing.T) {
-	const seconds = 60
-	var p pace
-	large, small := gcp("large"), gcp("small")
-	now := time.Unix(1000, 0)
-	next := map[Identity]time.Time{}
-	bytes := map[Identity]int{}
-	for began := now; now.Before(began.Add(seconds * time.Second)); now = now.Add(5 * time.Millisecond) {
-		for id, size := range map[Identity]int{large: 360_000, small: 1200} {
-			if now.Before(next[id]) {
-				continue
-			}
-			p.wrote(id, size)
-			bytes[id] += size
-			next[id] = now.Add(p.next(id, now))
+// TestRoomIsFreeOnceItsSetIsGone has a set that can't be deleted, which becomes empty, and one that
+// waits for its room.
+func TestRoomIsFreeOnceItsSetIsGone(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := startRig(t, kubetest.NewAPI(), func(cfg *Config) { cfg.Remotes[0].Rules.MaxSets = 2 })
+		for _, name := range []string{"a", "b", "c"} {
+			r.put(t, name, name, "10.4.0.1")
+			elapse(time.Second)
 		}
-	}
-	if rate := bytes[large] / seconds; rate > bytesPerSecond*11/10 || rate < bytesPerSecond*8/10 {
-		t.Errorf("%d bytes a second of a large set", rate)
-	}
-	if writes := bytes[small] / 1200 / seconds; writes < 35 {
-		t.Errorf("a small set beside it is written %d times a second, want once in %v", writes, writeSpacing)
-	}
-	if wait := p.next(gcp("other"), now); wait > 0 {
-		t.Errorf("a set that wasn't written waits %v", wait)
-	}
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32", "gcp-ns-b": "10.4.0.1/32"})
+		refuse(r.sets, func(verb, _ string) bool { return verb == verbDelete })
+		r.drop("a")
+		elapse(writeSpacing)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "", "gcp-ns-b": "10.4.0.1/32"})
+		elapse(time.Minute)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "", "gcp-ns-b": "10.4.0.1/32"})
+		refuse(r.sets, func(string, string) bool { return false })
+		elapse(2 * lastRetry)
+		r.wantSets(t, map[string]string{"gcp-ns-b": "10.4.0.1/32", "gcp-ns-c": "10.4.0.1/32"})
+	})
+}
+
+// TestWritesAreBoundedInBytes has a remote that changes a large set all the time, and a small one
+// beside it in another namespace.
+func TestWritesAreBoundedInBytes(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const number, seconds, changes = 100, 20, 40 // a second
+		limit := pace.Limit{Rate: 20 << 10, Burst: 100 << 10}
+		r := startRig(t, kubetest.NewAPI(), func(cfg *Config) { cfg.Pace = limit })
+		put := func(n, ip int) {
+			r.put(t, fmt.Sprint("p-", n), "large", netip.AddrFrom4([4]byte{10, 4, byte(ip >> 8), byte(ip)}).String())
+		}
+		for n := range number {
+			put(n, n)
+		}
+		elapse(time.Minute)
+		var bytes, small int
+		admit(r.sets, func(_ string, set *unstructured.Unstructured) *metav1.Status {
+			nets, _, _ := unstructured.NestedStringSlice(set.Object, "spec", "nets")
+			if bytes += 500 + 18*len(nets); set.GetName() == "gcp-small-small" {
+				small++
+			}
+			return nil
+		})
+		for n := range seconds * changes {
+			put(n%number, number+n)
+			if n%changes == 0 {
+				r.pods["gcp"].Put(t, "pods", podObject("small", "p", "small", corev1.PodRunning, fmt.Sprintf("10.9.0.%d", 1+n/changes)))
+			}
+			elapse(time.Second / changes)
+		}
+		most := limit.Burst + seconds*limit.Rate
+		if bytes > most*11/10 || bytes < most*9/10 {
+			t.Errorf("%d bytes in %d s, want about %d", bytes, seconds, most)
+		}
+		if small != seconds {
+			t.Errorf("%d writes of the small set for %d changes", small, seconds)
+		}
+	})
 }
