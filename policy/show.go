@@ -85,6 +85,9 @@ func showRemote(p *report.Page, t *report.Table, r *status.PolicyRemote) {
 
 	what := "remote " + r.Name
 	p.Watch(what+": pods", r.API.Synced, r.API.LastContact, r.API.Error)
+	if r.PodSubnetsMap != "" {
+		p.Line("%s: its pods are known by other addresses: %s", what, r.PodSubnetsMap)
+	}
 	if r.Stale {
 		p.Wrong("%s: its sets are empty, because it has been out of contact for too long", what)
 	}

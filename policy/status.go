@@ -64,7 +64,7 @@ func (r *remote) status() status.PolicyRemote {
 	r.mu.Lock()
 	st := status.PolicyRemote{
 		Name: r.Rules.Cluster, API: apiStatus(r.feed), Stale: r.stale, Pods: r.pods.count,
-		Sets: []status.NetworkSet{}, Skipped: map[string]*status.SkippedPods{},
+		Sets: []status.NetworkSet{}, Skipped: map[string]*status.SkippedPods{}, PodSubnetsMap: r.Rules.Map.String(),
 	}
 	for _, reason := range append([]Reason{ReasonFinished, ReasonNoAddress}, abnormal...) {
 		if s := r.skipped(reason); s.Pods > 0 {
