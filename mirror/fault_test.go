@@ -119,7 +119,9 @@ func TestBadPartIsRejectedAlone(t *testing.T) {
 func TestRemoteIsBounded(t *testing.T) {
 	clusters := testClusters()
 	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
-	key := func(n int) origin.Key { return origin.Key{Namespace: "shop", Name: fmt.Sprintf("web-%02d", n)} }
+	key := func(n int) origin.Key {
+		return origin.Key{Namespace: fmt.Sprint("shop-", n%2), Name: fmt.Sprintf("web-%02d", n)} // a namespace has half of the room
+	}
 	fill := func(w *world, from, to int) {
 		for n := from; n < to; n++ {
 			w.has(aws, key(n), fmt.Sprintf("slice-%02d", n), fmt.Sprintf("10.4.0.%d", n+1), fmt.Sprintf("10.4.1.%d", n+1))

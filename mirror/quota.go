@@ -29,6 +29,7 @@ type quota struct {
 	bounds, used, last Bounds
 	admitted           map[originRef]struct{}
 	waiting            map[originRef]struct{} // origins beyond the quota
+	namespaces         map[string]int         // admitted origins
 	// short and tried are services without all of their slices or addresses: tried ones had
 	// no quota since some was released. again is whether more was released since then.
 	short, tried map[origin.ID]struct{}
@@ -44,7 +45,7 @@ func newQuotas(s *Snapshot) map[string]*quota {
 		if !set.cluster.local {
 			quotas[set.cluster.name] = &quota{
 				bounds:   set.cluster.bounds,
-				admitted: map[originRef]struct{}{}, waiting: map[originRef]struct{}{},
+				admitted: map[originRef]struct{}{}, waiting: map[originRef]struct{}{}, namespaces: map[string]int{},
 				short: map[origin.ID]struct{}{}, tried: map[origin.ID]struct{}{},
 			}
 		}
@@ -91,7 +92,7 @@ func (m *Memo) admit(s *Snapshot, origins map[origin.ID]struct{}) {
 		return cmp.Or(cmp.Compare(a.set.kind, b.set.kind), origin.CompareIDs(origin.ID{Cluster: a.set.cluster, Key: a.key}, origin.ID{Cluster: b.set.cluster, Key: b.key}))
 	})
 	for _, p := range others {
-		if r := m.quotas[p.set.cluster]; within(r.used.Services, r.bounds.Services) {
+		if r := m.quotas[p.set.cluster]; r.full(p.key.Namespace) == "" {
 			r.enter(p)
 		} else {
 			r.waiting[p] = struct{}{}
@@ -103,6 +104,20 @@ func (r *quota) enter(p originRef) {
 	delete(r.waiting, p)
 	r.admitted[p] = struct{}{}
 	r.used.Services++
+	r.namespaces[p.key.Namespace]++
+}
+
+// full returns why there is no room for another Service of a namespace; empty: there is. A
+// namespace has half of its remote's Services at most, so that a tenant doesn't take all of them,
+// and all cluster IPs that may be theirs.
+func (r *quota) full(namespace string) string {
+	switch {
+	case !within(r.used.Services, r.bounds.Services):
+		return fmt.Sprintf("the maximum of %d services", r.bounds.Services)
+	case r.bounds.Services > 0 && r.namespaces[namespace] >= (r.bounds.Services+1)/2:
+		return fmt.Sprintf("the maximum of %d services of one namespace, half of all,", (r.bounds.Services+1)/2)
+	}
+	return ""
 }
 
 func (r *quota) leave(p originRef) {
@@ -110,6 +125,9 @@ func (r *quota) leave(p originRef) {
 	if _, admitted := r.admitted[p]; admitted {
 		delete(r.admitted, p)
 		r.used.Services--
+		if r.namespaces[p.key.Namespace]--; r.namespaces[p.key.Namespace] == 0 {
+			delete(r.namespaces, p.key.Namespace)
+		}
 	}
 }
 
@@ -139,6 +157,9 @@ func (m *Memo) refill() (again map[origin.ID]struct{}, more bool) {
 		for p := range r.waiting {
 			if free <= 0 {
 				break
+			}
+			if r.full(p.key.Namespace) != "" {
+				continue
 			}
 			free--
 			again[p.id()] = struct{}{}

@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"fmt"
 	"testing"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -27,5 +28,43 @@ func TestSliceIsWrittenWhenItsPortsChange(t *testing.T) {
 			}
 		}
 		before = &after
+	}
+}
+
+// TestNamespaceHasHalfOfItsRemotesServices: a tenant of a remote, whose Services are first, leaves
+// room for those of other namespaces, headless or not.
+func TestNamespaceHasHalfOfItsRemotesServices(t *testing.T) {
+	clusters := testClusters()
+	clusters[1].bounds = Bounds{Services: 5}
+	aws, w := setID{"aws", mirrored}, newWorld(clusters...)
+	add := func(namespace string, count int) {
+		for n := range count {
+			k := origin.Key{Namespace: namespace, Name: fmt.Sprint("web-", n)}
+			w.origin(aws, k, newOrigin(k, int64(1+n), 80, origin.Traits{}))
+		}
+		w.settle(t)
+	}
+	made := func() map[string]int {
+		count := map[string]int{}
+		for _, s := range w.memo.services {
+			count[s.Origin.Namespace]++
+		}
+		return count
+	}
+	add("hostile", 1000)
+	if got := made(); got["hostile"] != 3 {
+		t.Errorf("%v of 5", got)
+	}
+	add("shop", 3)
+	if got := made(); got["hostile"] != 3 || got["shop"] != 2 {
+		t.Errorf("%v of 5", got)
+	}
+	if why := w.memo.quotas["aws"].full("hostile"); why != "the maximum of 5 services" {
+		t.Errorf("full: %s", why)
+	}
+	w.origin(aws, origin.Key{Namespace: "shop", Name: "web-0"}, nil)
+	w.settle(t)
+	if got := made(); got["hostile"] != 3 || got["shop"] != 2 {
+		t.Errorf("%v of 5 after one is gone", got)
 	}
 }

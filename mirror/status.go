@@ -203,7 +203,7 @@ func (c *Controller) rejected() []status.RejectedOrigin {
 		for k, o := range c.snapshot.sets[id].origins {
 			reason := o.Reject
 			if reason == "" && c.memo.waits(id, k) {
-				reason = fmt.Sprintf("the maximum of %d services of %s is reached", c.memo.quotas[id.cluster].bounds.Services, id.cluster)
+				reason = fmt.Sprintf("%s of %s is reached", cmp.Or(c.memo.quotas[id.cluster].full(k.Namespace), "the maximum of services"), id.cluster)
 			}
 			if reason != "" {
 				all = append(all, status.RejectedOrigin{Origin: origin.ID{Cluster: id.cluster, Key: k}.String(), Reason: reason})
