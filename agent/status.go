@@ -105,6 +105,7 @@ func (r *remote) status(ctx context.Context) status.Remote {
 	for _, p := range r.cfg.PodSubnets {
 		rep.PodSubnets = append(rep.PodSubnets, p.String())
 	}
+	rep.PodSubnetsMap = r.cfg.PodSubnetsMap.String()
 	if err := r.refused(); err != nil {
 		rep.Refused = err.Error()
 	}

@@ -15,6 +15,7 @@ import (
 // subnets are the virtual subnets of a cluster's pods.
 type subnets struct {
 	config.SubnetMap
+	known  bool            // the settings were read
 	others []*inspect.Node // that publish other ones
 	// pods are the prefixes of pods, as their own cluster knows them.
 	pods []netip.Prefix
@@ -24,7 +25,7 @@ func (f *Facts) subnets(c *inspect.Cluster) *subnets {
 	if s := f.maps[c]; s != nil {
 		return s
 	}
-	s := &subnets{}
+	s := &subnets{known: c.Settings.Value != nil}
 	s.SubnetMap, s.others = c.SubnetMap()
 	site := f.site(c)
 	for i := range c.Nodes.Value {
@@ -79,11 +80,12 @@ func (s *subnets) real(address string) bool {
 	return err == nil && s.Virtual(ip) != ip
 }
 
-// virtualRules compare the virtual subnets of each cluster with the subnets of others:
+// virtualRules compare the virtual subnets of each cluster with the settings of others:
 //
 //	pods                    map of both        settings of the other one     cause
 //	overlap                 one has none       any                           virtual-subnets-missing
 //	any                     any                not its virtual subnets       virtual-subnets-differ
+//	any                     any                another map, or none          virtual-subnets-differ
 //	any                     differs by node    any                           virtual-subnets-differ
 func virtualRules() []Rule {
 	return []Rule{
@@ -94,7 +96,7 @@ func virtualRules() []Rule {
 		},
 		{
 			ID: "virtual-subnets-differ", Local: true, After: []string{"virtual-subnets-missing"},
-			Remedy: "wait for the rollout of the agents, if one runs; else run semaphorectl join with these clusters, which corrects what others accept: the pod subnets of a remote in the settings must be its virtual ones, and SEMAPHORE_POD_SUBNETS_MAP the same on all nodes",
+			Remedy: "wait for the rollout of the agents, if one runs; else run semaphorectl join with these clusters, which corrects what others have for them: the pod subnets of a remote in the settings must be its virtual ones, SEMAPHORE_REMOTE_<NAME>_POD_SUBNETS_MAP its map, and SEMAPHORE_POD_SUBNETS_MAP the same on all nodes",
 			Find:   virtualDiffers,
 		},
 	}
@@ -104,6 +106,9 @@ func virtualMissing(f *Facts, found func(Finding)) {
 	for i, c := range f.Clusters {
 		for _, other := range f.Clusters[i+1:] {
 			here, there := f.subnets(c), f.subnets(other)
+			if !here.known || !there.known {
+				continue
+			}
 			one, another, overlap := inspect.Overlapping(here.unmapped(), there.pods)
 			if !overlap {
 				one, another, overlap = inspect.Overlapping(here.pods, there.unmapped())
@@ -141,33 +146,43 @@ func virtualDiffers(f *Facts, found func(Finding)) {
 		s := f.subnets(c)
 		for _, n := range s.others {
 			found(Finding{
-				Scope{Cluster: c.Name, Node: n.Name}, n.Name + " has other virtual subnets than most nodes of " + c.Name,
-				[]Evidence{{fmt.Sprintf("it publishes %s, most publish %s", cmp.Or(n.Map, "none"), cmp.Or(s.String(), "none")), c.Kubectl("get node %s -o yaml", n.Name)}},
+				Scope{Cluster: c.Name, Node: n.Name}, n.Name + " has other virtual subnets than the settings of " + c.Name,
+				[]Evidence{{fmt.Sprintf("it publishes %s, the setting is %s", cmp.Or(n.Map, "none"), cmp.Or(s.String(), "none")), c.Kubectl("get node %s -o yaml", n.Name)}},
 			})
 		}
 	}
 	for v := range f.views() {
-		s := f.subnetsOf(v.Remote)
-		if len(s.SubnetMap) == 0 {
-			continue
-		}
-		accepted, err := inspect.Prefixes(strings.Join(v.remote.PodSubnets, ","))
-		if err != nil {
-			continue
-		}
-		accepted = inspect.Compact(accepted)
-		for _, m := range s.SubnetMap {
-			_, _, old := inspect.Overlapping(accepted, []netip.Prefix{m.Real})
-			_, _, now := inspect.Overlapping(accepted, []netip.Prefix{m.Virtual})
-			if old || !now {
-				found(Finding{
-					v.Scope, fmt.Sprintf("%s doesn't know pods of %s by their virtual subnet", v.Node, v.Remote),
-					[]Evidence{{fmt.Sprintf("it accepts %s, and %s maps %s", strings.Join(v.remote.PodSubnets, ", "), v.Remote, m), v.source}},
-				})
-				break
+		if s := f.subnetsOf(v.Remote); s.known {
+			if evidence := s.unlike(v.remote); evidence != "" {
+				found(Finding{v.Scope, fmt.Sprintf("%s doesn't know pods of %s by their virtual subnets", v.Node, v.Remote), []Evidence{{evidence, v.source}}})
 			}
 		}
 	}
+}
+
+// unlike returns what an agent of another cluster has that doesn't go with the cluster's map:
+// pod subnets, or a map of its own. It may accept parts of the virtual subnets only. Empty: all
+// agrees.
+func (s *subnets) unlike(r *status.Remote) string {
+	accepted, err := inspect.Prefixes(strings.Join(r.PodSubnets, ","))
+	if err != nil {
+		return ""
+	}
+	for _, m := range s.SubnetMap {
+		if slices.ContainsFunc(accepted, m.Real.Overlaps) || !slices.ContainsFunc(accepted, m.Virtual.Overlaps) {
+			return fmt.Sprintf("it accepts %s, and %s maps %s", strings.Join(r.PodSubnets, ", "), r.Name, m)
+		}
+	}
+	var theirs config.SubnetMap
+	if text := r.PodSubnetsMap; text != "" && theirs.Decode(text) != nil {
+		return ""
+	}
+	for _, p := range accepted {
+		if theirs.RealPrefix(p) != s.RealPrefix(p) {
+			return fmt.Sprintf("its map of %s is %s, and that of %s itself is %s", r.Name, cmp.Or(theirs.String(), "none"), r.Name, cmp.Or(s.String(), "none"))
+		}
+	}
+	return ""
 }
 
 // translationRule finds nodes that don't translate between real and virtual addresses, by the

@@ -17,21 +17,26 @@ func twins() (aws, gcp *inspect.Cluster) {
 	aws, gcp = clusters[0], clusters[1]
 	for i, c := range clusters {
 		own, remote := []string{"100.77", "100.78"}[i], []string{"100.78.0.0/16", "100.77.0.0/16"}[i]
+		c.Settings.Value = map[string]string{inspect.PodSubnetsMap: "10.0.0.0/16=" + own + ".0.0/16"}
 		for n := range c.Nodes.Value {
 			node := &c.Nodes.Value[n]
 			node.Pods = []netip.Prefix{netip.MustParsePrefix([]string{"10.0.1.0/24", "10.0.2.0/24"}[n])}
-			node.Map = "10.0.0.0/16=" + own + ".0.0/16"
+			node.Map = c.Settings.Value[inspect.PodSubnetsMap]
 			node.Annotations[inspect.AnnotationGroup+"/podCIDRs"] = own + []string{".1.0/24", ".2.0/24"}[n]
 			agent := c.Agents[n].Value
 			agent.Pods = &status.Pods{Known: true, Prefixes: []string{node.Pods[0].String()}}
-			agent.Remotes[0].PodSubnets = []string{remote}
+			agent.Remotes[0].PodSubnets, agent.Remotes[0].PodSubnetsMap = []string{remote}, "10.0.0.0/16="+remote
 		}
 	}
 	return aws, gcp
 }
 
 func TestVirtualSubnets(t *testing.T) {
-	unmap := func(c *inspect.Cluster) {
+	unmap := func(c, other *inspect.Cluster) {
+		c.Settings.Value = map[string]string{}
+		for i := range other.Agents {
+			other.Agents[i].Value.Remotes[0].PodSubnetsMap = ""
+		}
 		for i := range c.Nodes.Value {
 			c.Nodes.Value[i].Map = ""
 		}
@@ -41,17 +46,17 @@ func TestVirtualSubnets(t *testing.T) {
 		want   string
 	}{
 		"all is well": {func(_, _ *inspect.Cluster) {}, "well\n"},
-		"one has no map": {func(_, gcp *inspect.Cluster) { unmap(gcp) },
+		"one has no map": {func(aws, gcp *inspect.Cluster) { unmap(gcp, aws) },
 			"virtual-subnets-missing: gcp to aws: pods of aws and gcp have the same addresses, and gcp has no virtual subnet for them\n  pods of aws are in 10.0.1.0/24, those of gcp in 10.0.1.0/24\n"},
 		"none has one, and agents refuse": {func(aws, gcp *inspect.Cluster) {
-			unmap(aws)
-			unmap(gcp)
+			unmap(aws, gcp)
+			unmap(gcp, aws)
 			aws.Agents[0].Value.Remotes[0].Refused = "10.0.0.0/16 contains pods of this node"
 		}, "virtual-subnets-missing: aws to gcp: pods of aws and gcp have the same addresses, and aws has no virtual subnet for them\n  pods of aws are in 10.0.1.0/24, those of gcp in 10.0.1.0/24\n" +
 			"virtual-subnets-missing: gcp to aws: pods of aws and gcp have the same addresses, and gcp has no virtual subnet for them\n  pods of aws are in 10.0.1.0/24, those of gcp in 10.0.1.0/24\n"},
 		"other pods, no maps": {func(aws, gcp *inspect.Cluster) {
-			unmap(aws)
-			unmap(gcp)
+			unmap(aws, gcp)
+			unmap(gcp, aws)
 			for i := range gcp.Nodes.Value {
 				// What agents report is right, not the Node.
 				gcp.Agents[i].Value.Pods.Prefixes = []string{[]string{"10.4.1.0/24", "10.4.2.0/24"}[i]}
@@ -61,17 +66,23 @@ func TestVirtualSubnets(t *testing.T) {
 			more := aws.Nodes.Value[1]
 			more.Name, more.Map = "aws-3", "10.0.0.0/16=100.99.0.0/16"
 			aws.Nodes.Value = append(aws.Nodes.Value, more)
-		}, "virtual-subnets-differ: aws/aws-3: aws-3 has other virtual subnets than most nodes of aws\n  it publishes 10.0.0.0/16=100.99.0.0/16, most publish 10.0.0.0/16=100.77.0.0/16\n"},
+		}, "virtual-subnets-differ: aws/aws-3: aws-3 has other virtual subnets than the settings of aws\n  it publishes 10.0.0.0/16=100.99.0.0/16, the setting is 10.0.0.0/16=100.77.0.0/16\n"},
 		"a remote has the real subnet": {func(aws, _ *inspect.Cluster) {
 			for i := range aws.Agents {
 				aws.Agents[i].Value.Remotes[0].PodSubnets = []string{"10.0.0.0/16"}
 			}
-		}, "virtual-subnets-differ: aws to gcp: aws-1 doesn't know pods of gcp by their virtual subnet\n  it accepts 10.0.0.0/16, and gcp maps 10.0.0.0/16=100.78.0.0/16\n  aws-2 doesn't know pods of gcp by their virtual subnet\n" +
+		}, "virtual-subnets-differ: aws to gcp: aws-1 doesn't know pods of gcp by their virtual subnets\n  it accepts 10.0.0.0/16, and gcp maps 10.0.0.0/16=100.78.0.0/16\n  aws-2 doesn't know pods of gcp by their virtual subnets\n" +
 			"  it accepts 10.0.0.0/16, and gcp maps 10.0.0.0/16=100.78.0.0/16\n"},
+		"a remote has no map": {func(aws, _ *inspect.Cluster) { aws.Agents[0].Value.Remotes[0].PodSubnetsMap = "" },
+			"virtual-subnets-differ: aws/aws-1 to gcp: aws-1 doesn't know pods of gcp by their virtual subnets\n  its map of gcp is none, and that of gcp itself is 10.0.0.0/16=100.78.0.0/16\n"},
+		"a remote has another map": {func(aws, _ *inspect.Cluster) {
+			aws.Agents[0].Value.Remotes[0].PodSubnetsMap = "10.9.0.0/16=100.78.0.0/16"
+		}, "virtual-subnets-differ: aws/aws-1 to gcp: aws-1 doesn't know pods of gcp by their virtual subnets\n  its map of gcp is 10.9.0.0/16=100.78.0.0/16, and that of gcp itself is 10.0.0.0/16=100.78.0.0/16\n"},
+		"settings that can't be read": {func(_, gcp *inspect.Cluster) { gcp.Settings.Value = nil }, "well\n"},
 		"a remote has another subnet, and rejects nodes": {func(aws, _ *inspect.Cluster) {
 			remote := &aws.Agents[0].Value.Remotes[0]
 			remote.PodSubnets, remote.Rejected = []string{"100.99.0.0/16"}, []status.Rejection{{Node: "gcp-1", Reason: "pod_cidr", Detail: "100.78.1.0/24"}}
-		}, "virtual-subnets-differ: aws/aws-1 to gcp: aws-1 doesn't know pods of gcp by their virtual subnet\n  it accepts 100.99.0.0/16, and gcp maps 10.0.0.0/16=100.78.0.0/16\n"},
+		}, "virtual-subnets-differ: aws/aws-1 to gcp: aws-1 doesn't know pods of gcp by their virtual subnets\n  it accepts 100.99.0.0/16, and gcp maps 10.0.0.0/16=100.78.0.0/16\n"},
 		"a node doesn't translate": {func(aws, _ *inspect.Cluster) {
 			aws.Agents[0].Value.Translation = &status.Translation{Filter: status.Filter{State: status.FilterNotEnforced, Error: "the kernel has no nf_tables"}}
 			down(&aws.Agents[0].Value.Remotes[0].Peers[0], "no_answer", 0)

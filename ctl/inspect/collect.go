@@ -89,12 +89,12 @@ type collector struct {
 	weight atomic.Int64 // of all reports
 	// named is the ConfigMap that our programs have their settings from; empty: none is known.
 	named string
-	// nodesRead is closed when Nodes is set.
-	nodesRead chan struct{}
+	// settingsRead is closed when Settings is set.
+	settingsRead chan struct{}
 }
 
 func collect(ctx context.Context, access *cli.Cluster) *Cluster {
-	t := &collector{Cluster: &Cluster{Name: access.Name, Context: access.Context, Taken: time.Now()}, access: access, client: access.Client, clock: &clock{}, nodesRead: make(chan struct{})}
+	t := &collector{Cluster: &Cluster{Name: access.Name, Context: access.Context, Taken: time.Now()}, access: access, client: access.Client, clock: &clock{}, settingsRead: make(chan struct{})}
 	config := rest.CopyConfig(access.Config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return t.clock.over(next) })
 	if client, err := kubernetes.NewForConfig(config); err == nil {
@@ -112,13 +112,11 @@ func collect(ctx context.Context, access *cli.Cluster) *Cluster {
 		return t.Cluster
 	}
 	var reading sync.WaitGroup
-	reading.Go(func() {
-		t.Nodes = read(ctx, t.Kubectl("get nodes -o yaml"), t.nodes)
-		close(t.nodesRead)
-	})
+	reading.Go(func() { t.Nodes = read(ctx, t.Kubectl("get nodes -o yaml"), t.nodes) })
 	reading.Go(func() {
 		t.Workloads = read(ctx, t.Kubectl("-n %s get daemonsets,deployments", cli.Namespace), t.workloads)
 		t.Settings = read(ctx, t.Kubectl("-n %s get configmap %s -o yaml", cli.Namespace, t.settingsName()), t.settings)
+		close(t.settingsRead)
 	})
 	reading.Go(func() {
 		t.Warnings = read(ctx, t.Kubectl("-n %s get events --field-selector type=Warning", cli.Namespace), t.warnings)

@@ -146,8 +146,8 @@ func (t *collector) services(ctx context.Context, namespace, selector, labels st
 	var subnets config.SubnetMap
 	if namespace != cli.Namespace {
 		select {
-		case <-t.nodesRead:
-			subnets, _ = t.SubnetMap()
+		case <-t.settingsRead:
+			subnets = Settings(t.Settings.Value).SubnetMap()
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}

@@ -138,6 +138,9 @@ var remoteSettings = map[string]func(value string) error{
 }
 
 func checkSubnetMap(text string) error {
+	if len(text) > maxMap {
+		return fmt.Errorf("%d bytes, more than %d", len(text), maxMap)
+	}
 	if err := new(config.SubnetMap).Decode(text); err != nil {
 		return errors.New(printable.Text(err.Error(), printable.Short)) // It has a line for each mapping.
 	}
@@ -224,7 +227,7 @@ func (s Settings) SubnetMapOf(remote cluster.Name) config.SubnetMap {
 
 func (s Settings) subnetMap(variable string) config.SubnetMap {
 	var m config.SubnetMap
-	if text := s[variable]; text == "" || m.Decode(text) != nil {
+	if text := s[variable]; text == "" || len(text) > maxMap || m.Decode(text) != nil {
 		return nil
 	}
 	return m

@@ -9,28 +9,18 @@ import (
 // maxMap bounds the text of a map of pod subnets, in bytes: 16 mappings of IPv6 have less.
 const maxMap = 2 << 10
 
-// SubnetMap returns the virtual subnets of the cluster's pods, as most of its nodes publish
-// them, and those nodes that publish others, or none though they have an agent.
+// SubnetMap returns the virtual subnets of the cluster's pods, as its settings have them, and the
+// nodes that publish others, or none though they have an agent. Without known settings it knows
+// none.
 func (c *Cluster) SubnetMap() (m config.SubnetMap, others []*Node) {
-	count := map[string]int{}
-	for i := range c.Nodes.Value {
-		if n := &c.Nodes.Value[i]; n.published() {
-			count[n.Map]++
-		}
+	if c.Settings.Value == nil {
+		return nil, nil
 	}
-	text, most := "", 0
-	for t, n := range count {
-		if n > most || n == most && t > text {
-			text, most = t, n
-		}
-	}
+	m = Settings(c.Settings.Value).SubnetMap()
 	for i := range c.Nodes.Value {
-		if n := &c.Nodes.Value[i]; n.published() && n.Map != text {
+		if n := &c.Nodes.Value[i]; n.published() && n.Map != m.String() {
 			others = append(others, n)
 		}
-	}
-	if text == "" || m.Decode(text) != nil {
-		return nil, others
 	}
 	return m, others
 }

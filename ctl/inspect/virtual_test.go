@@ -29,9 +29,9 @@ func TestExportsAreVirtual(t *testing.T) {
 	read := func(get func(*collector) ([]KubeService, error), objects []any) KubeService {
 		t.Helper()
 		client := fake.NewClientset(objects[0].(*corev1.Service), objects[1].(*discoveryv1.EndpointSlice))
-		c := &collector{Cluster: &Cluster{}, client: client, nodesRead: make(chan struct{})}
-		c.Nodes.Value = []Node{{Name: "n", Map: "10.0.0.0/16=100.78.0.0/16"}}
-		close(c.nodesRead)
+		c := &collector{Cluster: &Cluster{}, client: client, settingsRead: make(chan struct{})}
+		c.Settings.Value = map[string]string{PodSubnetsMap: "10.0.0.0/16=100.78.0.0/16"}
+		close(c.settingsRead)
 		found, err := get(c)
 		if err != nil || len(found) != 1 {
 			t.Fatalf("found %+v, %v", found, err)
@@ -45,21 +45,27 @@ func TestExportsAreVirtual(t *testing.T) {
 	}
 }
 
-// TestSubnetMap reads the map that most nodes publish.
+// TestSubnetMap compares the map in the settings with what nodes publish.
 func TestSubnetMap(t *testing.T) {
 	const one, other = "10.0.0.0/16=100.77.0.0/16", "10.0.0.0/16=100.99.0.0/16"
 	for name, c := range map[string]struct {
-		maps   []string // "-": no agent
-		want   string
-		others string
+		setting, want string
+		maps          []string // "-": no agent
+		others        string
 	}{
-		"none":                {[]string{"", ""}, "", ""},
-		"all":                 {[]string{one, one, "-"}, one, ""},
-		"most":                {[]string{one, other, one}, one, "1"},
-		"one that has none":   {[]string{one, "", one}, one, "1"},
-		"of a hostile remote": {[]string{strings.Repeat(one+",", 100), strings.Repeat(one+",", 100)}, "", ""},
+		"none":                        {"", "", []string{"", ""}, ""},
+		"all":                         {one, one, []string{one, one, "-"}, ""},
+		"a node with another one":     {one, one, []string{one, other, one}, "1"},
+		"a node without":              {one, one, []string{one, "", one}, "1"},
+		"all nodes have another one":  {one, one, []string{other, other}, "01"},
+		"nodes have one":              {"", "", []string{one, ""}, "0"},
+		"of a hostile cluster":        {strings.Repeat("x,", 1<<20), "", []string{strings.Repeat(one+",", 100)}, "0"},
+		"settings that can't be read": {"?", "", []string{one, other}, ""},
 	} {
 		cluster := &Cluster{}
+		if c.setting != "?" {
+			cluster.Settings.Value = map[string]string{PodSubnetsMap: c.setting}
+		}
 		for i, text := range c.maps {
 			n := Node{Name: string(rune('0' + i)), Annotations: map[string]string{AnnotationGroup + "/podCIDRs": "10.0.1.0/24"}, Map: text}
 			if text == "-" {

@@ -194,7 +194,7 @@ func (v *View) cluster(c *inspect.Cluster) Cluster {
 		shown.Subnets = append(shown.Subnets, Subnet{m.Real.String(), m.Virtual.String()})
 	}
 	for _, n := range others {
-		v.wrong(c.Name, "%s: %s publishes other virtual subnets than most nodes", c.Name, n.Name)
+		v.wrong(c.Name, "%s: %s publishes other virtual subnets than its cluster has in the settings", c.Name, n.Name)
 	}
 	versions := map[string]map[string]bool{}
 	note := func(program, version string) {

@@ -4,14 +4,17 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/inspecttest"
 )
 
 // TestVirtualSubnets shows the subnets by which other clusters know pods.
 func TestVirtualSubnets(t *testing.T) {
 	clusters := inspecttest.Pair(3)
+	const own = "10.0.0.0/16=100.77.0.0/16,fd00:4::/48=fd00:77::/48"
+	clusters[0].Settings.Value = map[string]string{inspect.PodSubnetsMap: own}
 	for i := range clusters[0].Nodes.Value {
-		clusters[0].Nodes.Value[i].Map = "10.0.0.0/16=100.77.0.0/16,fd00:4::/48=fd00:77::/48"
+		clusters[0].Nodes.Value[i].Map = own
 	}
 	clusters[0].Nodes.Value[2].Map = "10.0.0.0/16=100.99.0.0/16"
 	view := Of(now, clusters)
@@ -22,7 +25,7 @@ func TestVirtualSubnets(t *testing.T) {
 	if err := view.HTML(&page); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"aws: other clusters know its pods 10.0.0.0/16 as 100.77.0.0/16", "aws: other clusters know its pods fd00:4::/48 as fd00:77::/48", "aws: aws-3 publishes other virtual subnets than most nodes"} {
+	for _, want := range []string{"aws: other clusters know its pods 10.0.0.0/16 as 100.77.0.0/16", "aws: other clusters know its pods fd00:4::/48 as fd00:77::/48", "aws: aws-3 publishes other virtual subnets than its cluster has in the settings"} {
 		for _, got := range []string{text.String(), page.String()} {
 			if !strings.Contains(got, want) {
 				t.Errorf("no %q in\n%s", want, got)

@@ -125,16 +125,18 @@ type Removed struct {
 
 // Remote is a remote in the report of an agent.
 type Remote struct {
-	Name       string      `json:"name"`
-	PodSubnets []string    `json:"podSubnets"`
-	Refused    string      `json:"refused,omitempty"` // why nothing is set up for it
-	API        Connection  `json:"api"`
-	Device     Device      `json:"device"`
-	Source     string      `json:"source"` // of the peers, a peers.Source
-	Peers      []Peer      `json:"peers"`
-	Rejected   []Rejection `json:"rejected"`
-	Foreign    []string    `json:"foreignRoutes,omitempty"` // to its subnets or parts of them
-	Forged     *uint64     `json:"forgedPackets,omitempty"` // dropped by the source filter; nil: not known
+	Name       string   `json:"name"`
+	PodSubnets []string `json:"podSubnets"`
+	// PodSubnetsMap is the setting of its virtual pod subnets; empty: none.
+	PodSubnetsMap string      `json:"podSubnetsMap,omitempty"`
+	Refused       string      `json:"refused,omitempty"` // why nothing is set up for it
+	API           Connection  `json:"api"`
+	Device        Device      `json:"device"`
+	Source        string      `json:"source"` // of the peers, a peers.Source
+	Peers         []Peer      `json:"peers"`
+	Rejected      []Rejection `json:"rejected"`
+	Foreign       []string    `json:"foreignRoutes,omitempty"` // to its subnets or parts of them
+	Forged        *uint64     `json:"forgedPackets,omitempty"` // dropped by the source filter; nil: not known
 	// Rules are foreign policy rules that come first and lead its packets past the tunnel.
 	Rules []ForeignRule `json:"foreignRules,omitempty"`
 	// Stopped are packets to its pods that the exit filter dropped because they would have
