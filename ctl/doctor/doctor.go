@@ -217,24 +217,12 @@ func open(f *Facts, wrong scopes) []Open {
 				add(Scope{Cluster: c.Name}, func() Open { return Open{c.Name + ": " + fact.what, fact.err, fact.from} })
 			}
 		}
-		unanswered := func(pod inspect.Pod, err, from string) {
-			if err != "" && !pod.Deleting {
-				add(Scope{Cluster: c.Name, Node: cmp.Or(pod.Node, "none")}, func() Open {
-					return Open{fmt.Sprintf("%s: the report of %s on %s", c.Name, pod.Name, pod.Node), err, from}
+		for _, r := range c.Reports() {
+			if r.Err != "" && !r.Pod.Deleting {
+				add(Scope{Cluster: c.Name, Node: cmp.Or(r.Pod.Node, "none")}, func() Open {
+					return Open{fmt.Sprintf("%s: the report of %s on %s", c.Name, r.Pod.Name, r.Pod.Node), r.Err, r.Source}
 				})
 			}
-		}
-		for i := range c.Agents {
-			unanswered(c.Agents[i].Pod, c.Agents[i].Err, c.Agents[i].Source)
-		}
-		for i := range c.Mirrors {
-			unanswered(c.Mirrors[i].Pod, c.Mirrors[i].Err, c.Mirrors[i].Source)
-		}
-		for i := range c.Policies {
-			unanswered(c.Policies[i].Pod, c.Policies[i].Err, c.Policies[i].Source)
-		}
-		for i := range c.Relays {
-			unanswered(c.Relays[i].Pod, c.Relays[i].Err, c.Relays[i].Source)
 		}
 		if c.Nodes.Known() && len(c.Nodes.Value) == 0 {
 			add(Scope{Cluster: c.Name}, func() Open { return Open{c.Name + ": whether anything works", "it has no nodes", c.Nodes.Source} })

@@ -398,65 +398,14 @@ type trial struct {
 
 func (f *Facts) trials() iter.Seq[trial] {
 	return func(yield func(trial) bool) {
-		all := func(c *inspect.Cluster, node, program, source string, of map[string]status.Trial) bool {
-			for _, name := range slices.Sorted(maps.Keys(of)) {
-				if f.done() || !yield(trial{Scope{Cluster: c.Name, Node: node, Remote: name}, of[name], c, program, source}) {
-					return false
+		for _, c := range f.Clusters {
+			for t := range c.Trials() {
+				if f.done() || !yield(trial{Scope{Cluster: c.Name, Node: t.Node, Remote: t.Remote}, t.Trial, c, t.Program, t.Source}) {
+					return
 				}
 			}
-			return true
-		}
-		for c, a := range f.agents() {
-			if !all(c, a.Pod.Node, inspect.WireGuard, statusOf(a), a.Value.Credentials) {
-				return
-			}
-		}
-		for c, m := range f.mirrors() {
-			if !all(c, "", inspect.ServiceMirror, m.Source, m.Value.Credentials) {
-				return
-			}
-		}
-		for c, p := range f.policies() {
-			if !all(c, "", inspect.NetworkPolicy, p.Source, p.Value.Credentials) {
-				return
-			}
-		}
-		for c, r := range f.relays() {
-			if !all(c, "", inspect.Relay, r.Source, r.Value.Credentials) {
-				return
-			}
 		}
 	}
-}
-
-// kinds classifies errors of API servers by substrings, as client-go, net/http, crypto/x509
-// and internal/kube word them.
-var kinds = []struct {
-	rule  string
-	parts []string
-}{
-	{"certificate-expired", []string{"x509: certificate has expired or is not yet valid"}},
-	{"wrong-ca", []string{"x509: certificate", "tls: failed to verify"}},
-	{"token-refused", []string{"Unauthorized", "asked for the client to provide credentials"}},
-	{"rights-missing", []string{"forbidden", "Forbidden"}},
-	{"credentials-missing", []string{"no such file", "empty token", `invalid header field value for "Authorization"`}},
-	{"api-name-unresolved", []string{"no such host", "server misbehaving", "Temporary failure in name resolution"}},
-	{"api-away", []string{
-		"connection refused", "i/o timeout", "no route to host", "network is unreachable", "deadline exceeded", "EOF",
-		"connection reset", "TLS handshake timeout", "Client.Timeout", "did not answer", "no answer", "context canceled", "connection lost",
-	}},
-}
-
-// kindOf returns the rule of an error.
-func kindOf(err string) string {
-	for _, k := range kinds {
-		for _, part := range k.parts {
-			if strings.Contains(err, part) {
-				return k.rule
-			}
-		}
-	}
-	return "api-failing"
 }
 
 func portOf(endpoint string) int {

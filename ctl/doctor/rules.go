@@ -311,7 +311,7 @@ func apiRules() []Rule {
 	for i, r := range connections {
 		rules[i] = Rule{ID: r.id, Remedy: r.remedy, After: []string{"cluster-away", "not-installed"}, Find: func(f *Facts, found func(Finding)) {
 			for c := range f.connections() {
-				if c.err != "" && kindOf(c.err) == r.id {
+				if c.err != "" && inspect.KindOf(c.err) == r.id {
 					found(Finding{c.Scope, fmt.Sprintf("%s to %s: %s", c.Cluster, c.Remote, r.what), []Evidence{{c.program + ": " + c.err, c.source}}})
 				}
 			}
@@ -345,7 +345,7 @@ func ownFailing(f *Facts, found func(Finding)) {
 	for c, m := range f.mirrors() {
 		writes(c, inspect.ServiceMirror, m.Value.ElectionError(), m.Source)
 		for i := range m.Value.Services {
-			if err := m.Value.Services[i].Error; kindOf(err) == "rights-missing" {
+			if err := m.Value.Services[i].Error; inspect.KindOf(err) == "rights-missing" {
 				writes(c, inspect.ServiceMirror, err, m.Source)
 			}
 		}
@@ -355,7 +355,7 @@ func ownFailing(f *Facts, found func(Finding)) {
 		for i := range p.Value.Remotes {
 			failing := p.Value.Remotes[i].Failing
 			for _, name := range slices.Sorted(maps.Keys(failing)) {
-				if kindOf(failing[name]) == "rights-missing" {
+				if inspect.KindOf(failing[name]) == "rights-missing" {
 					writes(c, inspect.NetworkPolicy, failing[name], p.Source)
 				}
 			}
@@ -366,7 +366,7 @@ func ownFailing(f *Facts, found func(Finding)) {
 		for i := range r.Value.Clusters {
 			failing := r.Value.Clusters[i].Failing
 			for _, name := range slices.Sorted(maps.Keys(failing)) {
-				if kindOf(failing[name]) == "rights-missing" {
+				if inspect.KindOf(failing[name]) == "rights-missing" {
 					writes(c, inspect.Relay, failing[name], r.Source)
 				}
 			}
@@ -374,17 +374,10 @@ func ownFailing(f *Facts, found func(Finding)) {
 	}
 }
 
-// soon is the remaining lifetime of a token that should have been renewed, if a third of its
-// lifetime is no less: semaphore-tokens renews tokens after a third.
-const soon = 7 * 24 * time.Hour
-
 func tokenExpiring(f *Facts, found func(Finding)) {
 	for t := range f.trials() {
-		if t.Expires == nil || t.Issued == nil || !t.cluster.Clock.Known() {
-			continue
-		}
-		left := t.Expires.Sub(t.cluster.Taken.Add(t.cluster.Clock.Value))
-		if left < min(soon, t.Expires.Sub(*t.Issued)/3) {
+		if t.cluster.Overdue(&t.Trial) {
+			left := t.Expires.Sub(t.cluster.Taken.Add(t.cluster.Clock.Value))
 			found(Finding{t.Scope, fmt.Sprintf("%s to %s: the token on disk isn't renewed", t.Cluster, t.Remote), []Evidence{{fmt.Sprintf("%s: it expires at %s, in %s", t.program, t.Expires.UTC().Format(time.RFC3339), left.Round(time.Second)), t.source}}})
 		}
 	}

@@ -36,8 +36,8 @@ func Command(s *cli.Session) *cobra.Command {
 		Use:   "tokens CLUSTER CLUSTER...",
 		Short: "Hand over new tokens between joined clusters",
 		Long: `Hands over tokens with which each of the clusters reads the others: one for each tool, with
-the rights of that tool. They are valid for 30 days, and semaphore-tokens renews them in
-the clusters.
+the rights of that tool, and waits until the tools use them. They are valid for 30 days, and
+semaphore-tokens renews them in the clusters.
 
 With --revoke all earlier tokens and their renewals are revoked first. This takes half a
 minute: new tokens are issued when no API server accepts the earlier ones any more. After
@@ -77,6 +77,7 @@ an interruption the next run continues.`,
 				}
 			}
 			var errs []error
+			handed := map[*cli.Cluster]map[string][]string{}
 			for _, p := range pairs {
 				tools, none, err := Hand(ctx, s, p.From, p.To, All)
 				if err != nil {
@@ -86,7 +87,16 @@ an interruption the next run continues.`,
 				for _, tool := range none {
 					s.Warn("%s: the Secret %s is missing, so %s gets no token for %s", p.From.Name, account(tool, p.To.Name), p.To.Name, tool)
 				}
+				if handed[p.To] == nil {
+					handed[p.To] = map[string][]string{}
+				}
+				handed[p.To][p.From.Name] = tools
 				s.Done("%s has new tokens for %s: %s", p.To.Name, p.From.Name, strings.Join(tools, ", "))
+			}
+			for _, to := range clusters {
+				if len(handed[to]) > 0 {
+					errs = append(errs, Await(ctx, s, to, handed[to]))
+				}
 			}
 			return errors.Join(errs...)
 		},

@@ -127,7 +127,7 @@ func value(ctx context.Context, from, to *cli.Cluster, tool string, anchor *core
 		return static(tool, anchor)
 	}
 	if mode == Missing {
-		if good, err := has(ctx, to, from.Name, tool, anchor, ca); err != nil || good {
+		if good, err := has(ctx, from, to, tool, anchor, ca); err != nil || good {
 			return nil, err
 		}
 	}
@@ -167,8 +167,9 @@ func static(tool string, anchor *corev1.Secret) (*handed, error) {
 	return &handed{tool, token, ca}, nil
 }
 
-// has reports whether a cluster has the CA and a token that is valid for a while.
-func has(ctx context.Context, to *cli.Cluster, from, tool string, anchor *corev1.Secret, ca string) (bool, error) {
+// has reports whether a cluster has the CA, and a token that the API server accepts and that is
+// valid for a while.
+func has(ctx context.Context, from, to *cli.Cluster, tool string, anchor *corev1.Secret, ca string) (bool, error) {
 	have, err := to.Client.CoreV1().Secrets(cli.Namespace).Get(ctx, secret(tool), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return false, nil
@@ -176,11 +177,37 @@ func has(ctx context.Context, to *cli.Cluster, from, tool string, anchor *corev1
 	if err != nil {
 		return false, err
 	}
-	claims, err := tokens.Parse(strings.TrimSpace(string(have.Data[from+".token"])))
-	if err != nil || string(have.Data[from+".ca.crt"]) != ca {
+	token := strings.TrimSpace(string(have.Data[from.Name+".token"]))
+	claims, err := tokens.Parse(token)
+	if err != nil || string(have.Data[from.Name+".ca.crt"]) != ca {
 		return false, nil
 	}
-	return claims.Secret.UID == anchor.UID && time.Until(claims.Expires) > least, nil
+	// No other token may be sent to the API server.
+	if claims.Account != anchor.Name || claims.Secret.UID != anchor.UID || time.Until(claims.Expires) <= least {
+		return false, nil
+	}
+	account, err := from.Client.CoreV1().ServiceAccounts(cli.Namespace).Get(ctx, anchor.Name, metav1.GetOptions{})
+	if err != nil {
+		return false, fmt.Errorf("read the account: %w", err)
+	}
+	if claims.AccountUID != account.UID {
+		return false, nil // API servers accept it until their caches expire.
+	}
+	accepted, err := accepts(ctx, from, token)
+	if apierrors.IsForbidden(err) {
+		return true, nil // The UIDs alone have to suffice.
+	}
+	return accepted, err
+}
+
+// accepts asks an API server whether it accepts a token.
+func accepts(ctx context.Context, c *cli.Cluster, token string) (bool, error) {
+	review, err := c.Client.AuthenticationV1().TokenReviews().Create(ctx,
+		&authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}, metav1.CreateOptions{})
+	if err != nil {
+		return false, fmt.Errorf("review a token: %w", err)
+	}
+	return review.Status.Authenticated, nil
 }
 
 // authority returns the CA of a cluster, which Kubernetes publishes in each namespace.

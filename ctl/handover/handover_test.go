@@ -11,8 +11,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
@@ -22,11 +24,14 @@ import (
 )
 
 // token returns a token of an account, bound to the Secret of the same name.
-func token(account, uid string, expires time.Time) string {
+func token(account, uid string, expires time.Time) string { return tokenOf(account, "a", uid, expires) }
+
+// tokenOf returns one of an account with a UID.
+func tokenOf(account, accountUID, uid string, expires time.Time) string {
 	part := base64.RawURLEncoding.EncodeToString
 	return part([]byte(`{"alg":"ES256"}`)) + "." + part(fmt.Appendf(nil,
-		`{"iat":%d,"exp":%d,"kubernetes.io":{"namespace":"sys-semaphore","serviceaccount":{"name":%q},"secret":{"name":%q,"uid":%q}}}`,
-		time.Now().Unix(), expires.Unix(), account, account, uid)) + ".c2lnbmVk"
+		`{"iat":%d,"exp":%d,"kubernetes.io":{"namespace":"sys-semaphore","serviceaccount":{"name":%q,"uid":%q},"secret":{"name":%q,"uid":%q}}}`,
+		time.Now().Unix(), expires.Unix(), account, accountUID, account, uid)) + ".c2lnbmVk"
 }
 
 // endless returns a token that never expires.
@@ -97,30 +102,46 @@ func TestHand(t *testing.T) {
 	}
 }
 
-// TestMissing replaces tokens that are missing, invalid or about to expire.
+// TestMissing replaces tokens that are missing, invalid, refused or about to expire.
 func TestMissing(t *testing.T) {
+	const name = "semaphore-wireguard-remote-aws"
 	ca, later := kubetest.Certificate(t), time.Now().Add(20*24*time.Hour)
-	for name, c := range map[string]struct {
+	good := token(name, "u", later)
+	for what, c := range map[string]struct {
 		token, ca string
+		review    error
+		refused   bool // by the API server
 		stays     bool
 	}{
-		"good":                {token("semaphore-wireguard-remote-aws", "u", later), ca, true},
-		"of an anchor before": {token("semaphore-wireguard-remote-aws", "v", later), ca, false},
-		"about to expire":     {token("semaphore-wireguard-remote-aws", "u", time.Now().Add(time.Hour)), ca, false},
-		"words":               {"words", ca, false},
-		"another authority":   {token("semaphore-wireguard-remote-aws", "u", later), kubetest.Certificate(t), false},
+		"good":                       {token: good, ca: ca, stays: true},
+		"of an anchor before":        {token: token(name, "v", later), ca: ca},
+		"of an account before":       {token: tokenOf(name, "z", "u", later), ca: ca},
+		"refused":                    {token: good, ca: ca, refused: true},
+		"without the right to ask":   {token: good, ca: ca, review: apierrors.NewForbidden(schema.GroupResource{}, "", nil), stays: true},
+		"about to expire":            {token: token(name, "u", time.Now().Add(time.Hour)), ca: ca},
+		"words":                      {token: "words", ca: ca},
+		"another authority":          {token: good, ca: kubetest.Certificate(t)},
+		"of a cluster with this key": {token: token("semaphore-policy-remote-aws", "u", later), ca: ca, refused: true},
 	} {
-		gcp, aws := neighbours(ca, month, secretOf("semaphore-wireguard-remote-aws", corev1.SecretTypeOpaque, nil))
+		gcp, aws := neighbours(ca, month, secretOf(name, corev1.SecretTypeOpaque, nil), accountOf(name))
+		gcp.Client.(*fake.Clientset).PrependReactor("create", "tokenreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			review := action.(clienttesting.CreateAction).GetObject().(*authenticationv1.TokenReview)
+			if review.Spec.Token != good {
+				t.Errorf("%s: another token is sent to the API server", what)
+			}
+			review.Status.Authenticated = !c.refused
+			return true, review, c.review
+		})
 		if _, err := aws.Client.CoreV1().Secrets(cli.Namespace).Create(t.Context(), secretOf("semaphore-wireguard-remotes", corev1.SecretTypeOpaque,
 			map[string][]byte{"gcp.token": []byte(c.token), "gcp.ca.crt": []byte(c.ca)}), metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		tools, _, err := Hand(t.Context(), quiet(), gcp, aws, Missing)
 		if err != nil || (len(tools) == 0) != c.stays {
-			t.Errorf("%s: handed over %q, error %v", name, tools, err)
+			t.Errorf("%s: handed over %q, error %v", what, tools, err)
 		}
 		if got := stored(t, aws)["semaphore-wireguard-remotes gcp.ca.crt"]; got != ca {
-			t.Errorf("%s: the authority is %q", name, got)
+			t.Errorf("%s: the authority is %q", what, got)
 		}
 	}
 }

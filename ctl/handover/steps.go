@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -130,14 +129,13 @@ func (r *revocation) refused(ctx context.Context) error {
 		return nil
 	}
 	return poll(ctx, stepTimeout, func(ctx context.Context) error {
-		review, err := r.in.Client.AuthenticationV1().TokenReviews().Create(ctx,
-			&authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: r.token}}, metav1.CreateOptions{})
+		accepted, err := accepts(ctx, r.in, r.token)
 		switch {
 		case apierrors.IsForbidden(err):
 			return nil // The wait alone has to suffice.
 		case err != nil:
 			return fmt.Errorf("check whether tokens of %s are refused: %w", r.name, err)
-		case review.Status.Authenticated:
+		case accepted:
 			return fmt.Errorf("the API server still accepts tokens of %s whose Secret was deleted", r.name)
 		}
 		return nil

@@ -93,6 +93,18 @@ type collector struct {
 	settingsRead chan struct{}
 }
 
+// Programs reads the reports of a cluster's programs, and nothing else but which pods they have.
+func Programs(ctx context.Context, access *cli.Cluster) *Cluster {
+	t := &collector{Cluster: &Cluster{Name: access.Name, Context: access.Context, Taken: time.Now()}, access: access, client: access.Client}
+	t.readPods(ctx)
+	t.ask(ctx)
+	return t.Cluster
+}
+
+func (t *collector) readPods(ctx context.Context) {
+	t.Pods = read(ctx, t.Kubectl("-n %s get pods -o wide", cli.Namespace), t.pods)
+}
+
 func collect(ctx context.Context, access *cli.Cluster) *Cluster {
 	t := &collector{Cluster: &Cluster{Name: access.Name, Context: access.Context, Taken: time.Now()}, access: access, client: access.Client, clock: &clock{}, settingsRead: make(chan struct{})}
 	config := rest.CopyConfig(access.Config)
@@ -139,7 +151,7 @@ func collect(ctx context.Context, access *cli.Cluster) *Cluster {
 	reading.Go(func() {
 		t.Shared = read(ctx, t.Kubectl("get services,endpointslices -A -l %s", GlobalSelector), t.exports(GlobalSelector))
 	})
-	t.Pods = read(ctx, t.Kubectl("-n %s get pods -o wide", cli.Namespace), t.pods)
+	t.readPods(ctx)
 	t.Stored = read(ctx, t.Kubectl("-n %s get wireguardpeers", cli.Namespace), t.stored)
 	listed := time.Now()
 	t.ask(ctx)

@@ -55,6 +55,7 @@ func (a *all) install(ctx context.Context) error {
 		step{"semaphore-relay", a.startRelays},
 		step{"programs", a.applyAll(func(i int) ([]*unstructured.Unstructured, error) { return a.objects[i], nil }, workload, "programs")},
 		step{"rollout", a.waitAll},
+		step{"accepted tokens", a.awaitTokens},
 		step{"nodes' sources", a.settleRelays},
 		step{"leftovers", a.pruneAll},
 		step{"pods reach each other", a.meet},

@@ -47,6 +47,9 @@ type all struct {
 	agreed   []agreement
 	// stays are the pairs of clusters for which the configured API server is kept.
 	stays map[[2]string]bool
+	// handed are the tools for which this run has handed over tokens, by cluster and the one
+	// whose tokens they are.
+	handed []map[string][]string
 }
 
 func newAll(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Options) *all {
@@ -54,7 +57,7 @@ func newAll(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Opti
 	a := &all{Session: s, Options: o, clusters: clusters,
 		facts: make([]*inspect.Facts, n), settings: make([]inspect.Settings, n), wanted: make([]*manifests.Cluster, n),
 		objects: make([][]*unstructured.Unstructured, n), taken: make([]map[int]bool, n),
-		stays: map[[2]string]bool{},
+		stays: map[[2]string]bool{}, handed: make([]map[string][]string, n),
 	}
 	if a.Servers == nil {
 		a.Servers = map[string]string{}
@@ -375,20 +378,27 @@ func (a *all) finishRevocations(ctx context.Context) error {
 	return handover.Finish(ctx, a.Session, a.clusters)
 }
 
-// handAll hands over missing tokens.
+// handAll hands over tokens that are missing or refused.
 func (a *all) handAll(ctx context.Context) error {
-	return a.each(func(_ int, to *cli.Cluster) error {
+	return a.each(func(i int, to *cli.Cluster) error {
 		var errs []error
+		a.handed[i] = map[string][]string{}
 		for _, from := range a.clusters {
 			if from == to {
 				continue
 			}
 			tools, _, err := handover.Hand(ctx, a.Session, from, to, handover.Missing)
 			errs = append(errs, err)
+			a.handed[i][from.Name] = tools
 			if len(tools) > 0 {
 				a.Done("%s: tokens for %s: %s", to.Name, from.Name, strings.Join(tools, ", "))
 			}
 		}
 		return errors.Join(errs...)
 	})
+}
+
+// awaitTokens waits until the programs have tokens that are accepted.
+func (a *all) awaitTokens(ctx context.Context) error {
+	return a.each(func(i int, c *cli.Cluster) error { return handover.Await(ctx, a.Session, c, a.handed[i]) })
 }

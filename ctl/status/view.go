@@ -132,6 +132,7 @@ func Of(now time.Time, clusters []*inspect.Cluster) *View {
 	}
 	for _, c := range clusters {
 		v.names(c, clusters)
+		v.credentials(c)
 		v.mirrors(c)
 		v.sets(c)
 		v.relays(c)
@@ -479,6 +480,41 @@ func (v *View) sets(c *inspect.Cluster) {
 				v.wrong(c.Name, "%s: %s", c.Name, r.Overridden[i].String())
 			}
 		}
+	}
+}
+
+// credentials adds lines for API servers that don't accept what programs have on disk, although
+// watches that were opened before may continue, and for tokens that aren't renewed: one for all
+// agents with the same fault.
+func (v *View) credentials(c *inspect.Cluster) {
+	type fault struct{ program, text string }
+	var order []fault
+	var line []func(cluster, format string, args ...any)
+	nodes := map[fault][]string{}
+	for t := range c.Trials() {
+		add := v.wrong
+		text := "a request to " + t.Remote + " with the credentials on disk: " + t.Error
+		switch {
+		case t.Error != "":
+		case c.Overdue(&t.Trial):
+			text = "the token for " + t.Remote + " on disk expires at " + t.Expires.UTC().Format(time.RFC3339) + " and hasn't been renewed"
+		case t.Waiting != nil:
+			add, text = v.unknown, "a request to "+t.Remote+" with the credentials on disk isn't answered yet"
+		default:
+			continue
+		}
+		f := fault{t.Program, text}
+		if _, known := nodes[f]; !known {
+			order, line = append(order, f), append(line, add)
+		}
+		nodes[f] = append(nodes[f], t.Node)
+	}
+	for i, f := range order {
+		on := ""
+		if all := nodes[f]; all[0] != "" {
+			on = " on " + some(all, len(all))
+		}
+		line[i](c.Name, "%s: %s%s: %s", c.Name, f.program, on, f.text)
 	}
 }
 

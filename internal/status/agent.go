@@ -61,6 +61,19 @@ type Trial struct {
 	Expires *time.Time `json:"expires,omitempty"`
 }
 
+// soon is the remaining lifetime of a token that should have been renewed, if a third of its
+// lifetime is no less.
+const soon = 7 * 24 * time.Hour
+
+// Overdue reports whether the token on disk should have been renewed: semaphore-tokens does
+// that after a third of the lifetime.
+func (t *Trial) Overdue(now time.Time) bool {
+	if t.Expires == nil || t.Issued == nil {
+		return false
+	}
+	return t.Expires.Sub(now) < min(soon, t.Expires.Sub(*t.Issued)/3)
+}
+
 // Pods describes the pod prefixes of a node.
 type Pods struct {
 	Source string `json:"source"` // empty: not decided yet

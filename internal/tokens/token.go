@@ -25,8 +25,10 @@ type Claims struct {
 	// Issued and Expires are zero for a legacy token, which is valid until its Secret is
 	// deleted.
 	Issued, Expires time.Time
-	// Namespace and Account are its service account.
+	// Namespace and Account are its service account, and AccountUID is the UID of that: a token
+	// isn't valid for another account of the same name.
 	Namespace, Account string
+	AccountUID         types.UID
 	// Secret is the object that the token is bound to: it is valid until that is deleted.
 	// Zero for an unbound token.
 	Secret Bound
@@ -71,7 +73,8 @@ func Parse(token string) (*Claims, error) {
 		Kubernetes struct {
 			Namespace string `json:"namespace"`
 			Account   struct {
-				Name string `json:"name"`
+				Name string    `json:"name"`
+				UID  types.UID `json:"uid"`
 			} `json:"serviceaccount"`
 			Secret struct {
 				Name string    `json:"name"`
@@ -97,6 +100,6 @@ func Parse(token string) (*Claims, error) {
 	}
 	return &Claims{
 		Issued: time.Unix(claims.Issued, 0), Expires: time.Unix(claims.Expires, 0),
-		Namespace: k.Namespace, Account: k.Account.Name, Secret: Bound{Name: k.Secret.Name, UID: k.Secret.UID},
+		Namespace: k.Namespace, Account: k.Account.Name, AccountUID: k.Account.UID, Secret: Bound{Name: k.Secret.Name, UID: k.Secret.UID},
 	}, nil
 }

@@ -35,7 +35,7 @@ func agents(at time.Time) *Claims {
 	const name = "semaphore-wireguard-remote-aws"
 	return &Claims{
 		Issued: at.Truncate(time.Second), Expires: at.Truncate(time.Second).Add(30 * 24 * time.Hour),
-		Namespace: "sys-semaphore", Account: name, Secret: Bound{Name: name, UID: "s"},
+		Namespace: "sys-semaphore", Account: name, AccountUID: "a", Secret: Bound{Name: name, UID: "s"},
 	}
 }
 

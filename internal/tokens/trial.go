@@ -131,23 +131,10 @@ func Show(p *report.Page, all map[string]status.Trial, failing func(remote strin
 		if t.Error != "" && !failing(name) {
 			p.Wrong("remote %s: a request with the credentials on disk: %s", name, t.Error)
 		}
-		if overdue(&t, p.Now) {
+		if t.Overdue(p.Now) {
 			p.Wrong("remote %s: its token on disk expires at %s and hasn't been renewed", name, t.Expires.UTC().Format(time.RFC3339))
 		}
 	}
-}
-
-// soon is the remaining lifetime of a token that should have been renewed, if a third of its
-// lifetime is no less.
-const soon = 7 * 24 * time.Hour
-
-// overdue reports whether the token on disk should have been renewed: semaphore-tokens does
-// that after a third of the lifetime.
-func overdue(t *status.Trial, now time.Time) bool {
-	if t.Expires == nil || t.Issued == nil {
-		return false
-	}
-	return t.Expires.Sub(now) < min(soon, t.Expires.Sub(*t.Issued)/3)
 }
 
 // start starts a request, unless there was one lately. It returns a channel that is closed

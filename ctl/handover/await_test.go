@@ -1,0 +1,97 @@
+package handover
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
+)
+
+// TestOutdated compares what programs report of their credentials with what was handed over.
+func TestOutdated(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	before, later := now.Add(-time.Hour), now.Add(time.Hour)
+	handed := map[string][]string{"gcp": {"mirror"}, "merit": nil}
+	issued := map[[2]string]time.Time{{"gcp", "mirror"}: now}
+	for name, c := range map[string]struct {
+		remote string
+		trial  status.Trial
+		want   string // empty: the token is as it should be
+	}{
+		"the new one":              {"gcp", status.Trial{Issued: &now}, ""},
+		"a renewed one":            {"gcp", status.Trial{Issued: &later}, ""},
+		"one that never expires":   {"gcp", status.Trial{}, ""},
+		"the one before, accepted": {"gcp", status.Trial{Issued: &before}, "hasn't read the new token for gcp yet"},
+		"the one before, refused":  {"gcp", status.Trial{Issued: &before, Error: "get nodes: Unauthorized"}, "a request to gcp with the credentials on disk: get nodes: Unauthorized"},
+		"the new one, refused":     {"gcp", status.Trial{Issued: &now, Error: "get nodes: Unauthorized"}, "Unauthorized"},
+		"no file":                  {"gcp", status.Trial{Error: "open /etc/semaphore/remotes/gcp.token: no such file or directory"}, "no such file"},
+		"no answer":                {"gcp", status.Trial{Issued: &now, Error: "dial tcp: i/o timeout"}, ""},
+		"another one's, old":       {"merit", status.Trial{Issued: &before}, ""},
+		"another one's, refused":   {"merit", status.Trial{Issued: &before, Error: "Unauthorized"}, "a request to merit with the credentials on disk: Unauthorized"},
+		"one that isn't joined":    {"oracle", status.Trial{Error: "Unauthorized"}, ""},
+	} {
+		report := &status.Mirror{Credentials: map[string]status.Trial{c.remote: c.trial}}
+		cluster := &inspect.Cluster{Name: "aws", Context: "prod", Mirrors: []inspect.Reported[status.Mirror]{{Fact: inspect.Fact[*status.Mirror]{Value: report}}}}
+		err := outdated(cluster, handed, issued)
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "aws: semaphore-service-mirror") ||
+			!strings.HasSuffix(err.Error(), "kubectl --context prod -n sys-semaphore rollout restart deployment/semaphore-service-mirror")) {
+			t.Errorf("%s: error %v, want %q", name, err, c.want)
+		}
+	}
+}
+
+// TestAwait waits for a program whose token on disk is refused at first.
+func TestAwait(t *testing.T) {
+	issued := time.Unix(1_700_000_000, 0)
+	var asked atomic.Int32
+	mux := http.NewServeMux()
+	answer := func(path string, with func() any) {
+		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			if err := json.NewEncoder(w).Encode(with()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	const pods = "/api/v1/namespaces/" + cli.Namespace + "/pods"
+	answer(pods, func() any {
+		return corev1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}, Items: []corev1.Pod{{
+			ObjectMeta: metav1.ObjectMeta{Name: "mirror-1", Labels: map[string]string{"app.kubernetes.io/name": inspect.ServiceMirror}},
+			Status:     corev1.PodStatus{PodIP: "10.2.0.1", Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+		}}}
+	})
+	answer(pods+"/mirror-1:8080/proxy/status", func() any {
+		trial := status.Trial{Issued: &issued}
+		if asked.Add(1) == 1 {
+			trial.Error = "get services: Unauthorized"
+		}
+		return status.Mirror{Credentials: map[string]status.Trial{"gcp": trial}}
+	})
+	server := httptest.NewServer(mux)
+	defer server.Close()
+	config := &rest.Config{Host: server.URL}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said strings.Builder
+	session := cli.NewSession(strings.NewReader(""), &said, &said, func(string) (string, bool) { return "", false })
+	if err := Await(t.Context(), session, &cli.Cluster{Name: "aws", Config: config, Client: client}, map[string][]string{"gcp": nil}); err != nil {
+		t.Error(err)
+	}
+	if asked.Load() != 2 || !strings.Contains(said.String(), "aws: waiting until its programs have read the new tokens") {
+		t.Errorf("asked %d times, and said:\n%s", asked.Load(), said.String())
+	}
+}

@@ -1,0 +1,71 @@
+package inspect
+
+import (
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/status"
+)
+
+// Report is what the reports of all programs have in common.
+type Report struct {
+	Pod     Pod
+	Program string
+	// Source is the command that shows the report, Err the error of reading it.
+	Source, Err string
+	Credentials map[string]status.Trial // by cluster
+}
+
+// Reports returns the reports of all programs of the cluster.
+func (c *Cluster) Reports() []Report {
+	return slices.Concat(
+		reports(WireGuard, c.Agents, func(a *status.Agent) map[string]status.Trial { return a.Credentials }),
+		reports(ServiceMirror, c.Mirrors, func(m *status.Mirror) map[string]status.Trial { return m.Credentials }),
+		reports(NetworkPolicy, c.Policies, func(p *status.Policy) map[string]status.Trial { return p.Credentials }),
+		reports(Relay, c.Relays, func(r *status.Relay) map[string]status.Trial { return r.Credentials }),
+	)
+}
+
+func reports[R any](program string, of []Reported[R], credentials func(*R) map[string]status.Trial) []Report {
+	all := make([]Report, len(of))
+	for i := range of {
+		all[i] = Report{Pod: of[i].Pod, Program: program, Source: of[i].Source, Err: of[i].Err}
+		if of[i].Known() {
+			all[i].Credentials = credentials(of[i].Value)
+		}
+	}
+	return all
+}
+
+// Trial is the result of a program's request to a cluster, its own or a remote, with the
+// credentials on disk.
+type Trial struct {
+	status.Trial
+	Program, Remote string
+	Node            string // of an agent
+	Source          string // shows the program's report
+}
+
+// Trials iterates over the results in the reports of all programs of the cluster.
+func (c *Cluster) Trials() iter.Seq[Trial] {
+	return func(yield func(Trial) bool) {
+		for _, r := range c.Reports() {
+			t := Trial{Program: r.Program, Source: r.Source}
+			if r.Program == WireGuard {
+				t.Node, t.Source = r.Pod.Node, strings.TrimSuffix(r.Source, " -o json")
+			}
+			for _, t.Remote = range slices.Sorted(maps.Keys(r.Credentials)) {
+				if t.Trial = r.Credentials[t.Remote]; !yield(t) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Overdue reports whether a token should have been renewed, by the cluster's clock.
+func (c *Cluster) Overdue(t *status.Trial) bool {
+	return c.Clock.Known() && t.Overdue(c.Taken.Add(c.Clock.Value))
+}
