@@ -20,9 +20,12 @@ const (
 	longestWait = 5 * time.Minute
 	// longestUrgent is that of an urgent write.
 	longestUrgent = 10 * time.Second
-	// Calm is the time after which an override is over if it doesn't occur again, and after
-	// which a write is tried again that the API server has changed: the end of an admission
-	// policy shows in no object.
+	// Lasting is the time for which a write must last so that the object no longer counts as
+	// overridden by another client.
+	Lasting = time.Minute
+	// Calm is the time after which changes by others are forgotten, and after which a write is
+	// tried again that the API server has changed: the end of an admission policy shows in no
+	// object.
 	Calm = 2 * longestWait
 	// soon is the minimum time for which a write must last so that its repetition doesn't
 	// wait longer than the last one.
@@ -64,13 +67,14 @@ type Write struct {
 // client that reverts each write at once is followed with growing waits, and the one that does
 // so once an hour is repaired at once, as are different edits.
 type overridden struct {
-	want, got uint64    // of the last write, and its response
-	at        time.Time // of the last write
-	changed   time.Time // when a change by others was observed since then; zero: none
-	times     int       // changes by others within Calm of each other
-	steps     int       // see above
-	seen      []uint64  // states after changes by others
-	last      time.Time // of them
+	want, got uint64        // of the last write, and its response
+	at        time.Time     // of the last write
+	lasted    time.Duration // until a change by others was observed; 0: none was
+	settled   time.Time     // since when the object is as desired; zero: it isn't
+	times     int           // changes by others within Calm of each other
+	steps     int           // see above
+	seen      []uint64      // states after changes by others
+	last      time.Time     // of them
 	fields    []string
 	by        string
 	since     time.Time
@@ -86,9 +90,9 @@ func (r *overridden) returned() bool { return r.got != r.want }
 func (r *overridden) lasts() bool { return !r.returned() && r.times == 0 }
 
 // open reports whether the object counts as overridden: a single change by another client
-// is repaired and isn't a problem.
+// is repaired and isn't a problem, and one that was repaired for Lasting is over.
 func (r *overridden) open(now time.Time) bool {
-	return r.returned() || r.times > 1 && now.Sub(r.last) < Calm
+	return r.returned() || r.times > 1 && (r.settled.IsZero() || now.Sub(r.settled) < Lasting)
 }
 
 func (r *overridden) wait(have uint64, urgent bool) time.Duration {
@@ -159,15 +163,20 @@ func (o *Overrides[K]) Review(ctx context.Context, key K, now time.Time, writes 
 	o.sweep(ctx, now)
 	objects := o.keys[key]
 	for object, r := range objects {
-		if r.returned() && !slices.ContainsFunc(writes, func(w Write) bool { return w.Object == object }) {
+		if slices.ContainsFunc(writes, func(w Write) bool { return w.Object == object }) {
+			continue
+		}
+		if r.returned() {
 			o.end(ctx, key, object, r)
+		} else if r.settled.IsZero() {
+			r.settled = now
 		}
 	}
 	waits := make([]time.Duration, len(writes))
 	for i := range writes {
 		if r := objects[writes[i].Object]; r != nil {
-			if r.changed.IsZero() && writes[i].Have != r.got {
-				r.changed = now
+			if !r.settled.IsZero() && writes[i].Have != r.got {
+				r.settled, r.lasted = time.Time{}, now.Sub(r.at)
 			}
 			waits[i] = max(0, r.next(&writes[i]).Sub(now))
 		}
@@ -198,13 +207,13 @@ func (o *Overrides[K]) Wrote(ctx context.Context, key K, now time.Time, w *Write
 		switch known := slices.Contains(r.seen, w.Have); {
 		case !known && len(r.seen) < mostSeen:
 			r.seen = append(r.seen, w.Have)
-		case r.changed.Sub(r.at) <= max(soon, 2*r.wait(w.Have, false)):
+		case r.lasted <= max(soon, 2*r.wait(w.Have, false)):
 			r.steps++
 		}
 		r.times++
 		r.last, r.by = now, w.By
 	}
-	r.want, r.got, r.at, r.fields, r.changed = w.Want, got, now, fields, time.Time{}
+	r.want, r.got, r.at, r.fields, r.settled, r.lasted = w.Want, got, now, fields, now, 0
 	o.note(ctx, w.Object, r, now)
 	o.bound(ctx, place[K]{key, w.Object}, r)
 }
@@ -261,6 +270,8 @@ func (o *Overrides[K]) sweep(ctx context.Context, now time.Time) {
 			age := now.Sub(r.at)
 			if age >= 2*Calm || age >= Calm && !r.returned() || age >= soon && r.want == 0 && r.lasts() {
 				o.end(ctx, key, object, r)
+			} else if r.kind != "" && !r.open(now) {
+				o.note(ctx, object, r, now)
 			}
 		}
 	}

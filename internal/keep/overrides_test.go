@@ -156,8 +156,8 @@ func TestMemoryOfOverridesIsBounded(t *testing.T) {
 			runtime.GC()
 			runtime.ReadMemStats(&after)
 			t.Logf("%d objects in %.1f MB", o.objects(), float64(after.HeapAlloc-before.HeapAlloc)/1e6)
-			if c.most == maxLasting && len(o.Of("fought over", now)) != 1 {
-				t.Errorf("overridden: %+v", o.Of("fought over", now))
+			if c.most == maxLasting && len(o.keys["fought over"]) != 1 {
+				t.Errorf("an object that was overridden is forgotten: %+v", o.keys["fought over"])
 			}
 			now = now.Add(soon + time.Minute)
 			o.Review(t.Context(), "another", now, nil)
@@ -200,9 +200,55 @@ func TestOverridesAreReportedUntilTheyEnd(t *testing.T) {
 	if open := o.Open(now); len(open) != 1 || len(open["c"]) != 1 {
 		t.Errorf("%+v", open)
 	}
+	// Once a write has lasted, the other client has stopped.
+	now = now.Add(Lasting - time.Second)
+	o.Review(t.Context(), "a", now, nil)
+	if text := log.String(); len(o.Open(now)) != 1 || strings.Count(text, "writes no longer overridden") != 1 {
+		t.Errorf("%v\n%s", o.Open(now), text)
+	}
+	now = now.Add(time.Minute)
+	o.Review(t.Context(), "a", now, nil)
+	if text := log.String(); len(o.Open(now)) > 0 || strings.Count(text, "writes no longer overridden") != 2 {
+		t.Errorf("%v\n%s", o.Open(now), text)
+	}
+	// It is remembered for longer: the next change is one too many.
+	write("c", 5, 1)
+	if open := o.Open(now); len(open) != 1 || open["c"][0].Since != now {
+		t.Errorf("%+v", open)
+	}
 	now = now.Add(Calm)
 	o.Review(t.Context(), "a", now, nil)
 	if text := log.String(); len(o.Open(now)) > 0 || len(o.keys) > 0 || strings.Count(text, "writes no longer overridden") != 2 {
 		t.Errorf("%v; %v\n%s", o.Open(now), o.keys, text)
 	}
+}
+
+// TestAnOverrideIsOverOnceAWriteLasts follows an object that another client changes, and then no
+// longer: it counts as overridden while it isn't as desired, however long a write waits, and for
+// a minute after.
+func TestAnOverrideIsOverOnceAWriteLasts(t *testing.T) {
+	o, now := NewOverrides[string](slog.New(slog.DiscardHandler)), time.Unix(1e9, 0)
+	w := Write{Object: "a", Have: 5, Want: 1}
+	review := func(after time.Duration, open bool, writes ...Write) {
+		t.Helper()
+		now = now.Add(after)
+		o.Review(t.Context(), "k", now, writes)
+		if got := len(o.Of("k", now)) > 0; got != open {
+			t.Errorf("overridden: %v, want %v", got, open)
+		}
+	}
+	for range 3 {
+		o.Review(t.Context(), "k", now, []Write{w})
+		o.Wrote(t.Context(), "k", now, &w, 1)
+	}
+	review(time.Second, true, w)
+	review(4*time.Minute, true, w)
+	o.Wrote(t.Context(), "k", now, &w, 1)
+	review(Lasting-time.Second, true)
+	review(time.Second, false)
+	// The other client changes it, and back again by itself.
+	review(time.Second, true, w)
+	review(time.Second, true)
+	review(Lasting-time.Second, true)
+	review(time.Second, false)
 }
