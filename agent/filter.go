@@ -81,11 +81,17 @@ func (s *stops) note(now time.Time, counts routes.Dropped) {
 	}
 }
 
-// last returns when packets for a device were last dropped; the zero time: not since start.
-func (s *stops) last(device string) time.Time {
+// recently is for how long packets that were dropped are a fault: the count alone says nothing
+// about now.
+const recently = time.Minute
+
+// last returns when packets for a device were last dropped, and whether that was recently; the
+// zero time: not since start.
+func (s *stops) last(now time.Time, device string) (at time.Time, recent bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.at[device]
+	at = s.at[device]
+	return at, now.Sub(at) < recently
 }
 
 // filterStatus reads the states of source filter, exit filter and translation, and their counts

@@ -190,14 +190,24 @@ func TestStopsHaveATime(t *testing.T) {
 		count uint64
 		last  int // seconds; -1: not since start
 	}{{5, -1}, {5, -1}, {6, 2}, {6, 2}, {0, 2}, {1, 5}} {
-		s.note(start.Add(time.Duration(i)*time.Second), routes.Dropped{"wireguard.gcp": step.count})
+		now := start.Add(time.Duration(i) * time.Second)
+		s.note(now, routes.Dropped{"wireguard.gcp": step.count})
 		want := start.Add(time.Duration(step.last) * time.Second)
 		if step.last < 0 {
 			want = time.Time{}
 		}
-		if got := s.last("wireguard.gcp"); !got.Equal(want) {
-			t.Errorf("step %d: %s, want %s", i, got, want)
+		if got, recent := s.last(now, "wireguard.gcp"); !got.Equal(want) || recent != (step.last >= 0) {
+			t.Errorf("step %d: %s, recently %v, want %s", i, got, recent, want)
 		}
+	}
+	// A minute after the last one they are history.
+	over := start.Add(5*time.Second + time.Minute)
+	s.note(over, routes.Dropped{"wireguard.gcp": 1})
+	if _, recent := s.last(over.Add(-time.Second), "wireguard.gcp"); !recent {
+		t.Error("after 59 s")
+	}
+	if _, recent := s.last(over, "wireguard.gcp"); recent {
+		t.Error("after a minute")
 	}
 }
 

@@ -19,9 +19,6 @@ const statusTimeout = 5 * time.Second
 // maxForeign bounds the foreign routes and rules in the report; the metrics count all.
 const maxForeign = 100
 
-// recently is for how long packets that the exit filter has dropped are a fault.
-const recently = 5 * time.Minute
-
 func (a *agent) status() any {
 	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
 	defer cancel()
@@ -73,8 +70,8 @@ func (a *agent) status() any {
 			rep.Remotes[i].Forged = &n
 		}
 		if n, known := packets.Stopped[r.device.Name()]; known {
-			last := a.stops.last(r.device.Name())
-			rep.Remotes[i].Stopped, rep.Remotes[i].LastStopped, rep.Remotes[i].Stopping = &n, some(last), time.Since(last) < recently
+			last, recent := a.stops.last(time.Now(), r.device.Name())
+			rep.Remotes[i].Stopped, rep.Remotes[i].LastStopped, rep.Remotes[i].Stopping = &n, some(last), recent
 		}
 	}
 	return rep

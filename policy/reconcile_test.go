@@ -519,6 +519,28 @@ func TestSetsOfAClusterThatIsNotConfiguredAreRemovedAfterAGrace(t *testing.T) {
 	}
 }
 
+// TestTakenNames reports what has the name of a set, until that is removed: the set keeps its own.
+func TestTakenNames(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		sets := kubetest.NewAPI()
+		theirs := networkSetNamed("a", nil, "192.0.2.1/32")
+		theirs.Name = "gcp-ns-a"
+		putSet(t, sets, theirs)
+		r := startRig(t, sets, nil)
+		r.put(t, "p", "a", "10.4.0.1")
+		elapse(time.Second)
+		got := r.Status().Remotes[0].Sets
+		if len(got) != 1 || !strings.HasPrefix(got[0].Object, "gcp-ns-a-") || !strings.HasSuffix(got[0].NameTaken, ": an object that isn't ours has the name gcp-ns-a") {
+			t.Errorf("sets %+v", got)
+		}
+		sets.Remove(kube.NetworkSets, "", "gcp-ns-a")
+		elapse(time.Second)
+		if now := r.Status().Remotes[0].Sets; len(now) != 1 || now[0].Object != got[0].Object || now[0].NameTaken != "" {
+			t.Errorf("sets %+v after the name became free", now)
+		}
+	})
+}
+
 // TestSetsOfADepartedClusterAreRemovedAtOnce starts with sets of clusters that left in order:
 // one is no longer configured, the other one still is.
 func TestSetsOfADepartedClusterAreRemovedAtOnce(t *testing.T) {

@@ -74,7 +74,11 @@ func (r *remote) status() status.PolicyRemote {
 	r.mu.Unlock()
 	for name, id := range r.c.owned.all(func(cluster string) bool { return cluster == r.Rules.Cluster }) {
 		if o := r.c.ledger.Get(name); o != nil {
-			st.Sets = append(st.Sets, status.NetworkSet{Object: name, Namespace: id.Namespace, Name: id.Name, Addresses: len(o.Addrs)})
+			set := status.NetworkSet{Object: name, Namespace: id.Namespace, Name: id.Name, Addresses: len(o.Addrs)}
+			if taken, is := collision(name, id, r.c.ledger.Get); is {
+				set.NameTaken = taken.Message
+			}
+			st.Sets = append(st.Sets, set)
 		}
 	}
 	slices.SortFunc(st.Sets, func(a, b status.NetworkSet) int { return cmp.Compare(a.Object, b.Object) })

@@ -177,7 +177,7 @@ func contains(prefixes map[netip.Prefix]bool, subnet string) bool {
 	return false
 }
 
-// nameTaken finds network sets whose name was taken by a foreign one.
+// nameTaken finds network sets whose name another object has.
 func nameTaken(f *Facts, found func(Finding)) {
 	for c, p := range f.policies() {
 		if !p.Value.Leading {
@@ -186,27 +186,12 @@ func nameTaken(f *Facts, found func(Finding)) {
 		for j := range p.Value.Remotes {
 			r := &p.Value.Remotes[j]
 			for _, s := range r.Sets {
-				natural := r.Name + "-" + s.Namespace + "-" + s.Name
-				// Shards of large sets and names that are too long have other names, too, but no Event.
-				if strings.HasPrefix(s.Object, natural+"-") && takenEvent(c, natural) != "" {
-					found(Finding{
-						Scope{Cluster: c.Name, Remote: r.Name}, fmt.Sprintf("the name of the network set %s is taken in %s", natural, c.Name),
-						[]Evidence{{takenEvent(c, natural), c.Warnings.Source}, {"the set is " + s.Object, p.Source}},
-					})
+				if s.NameTaken != "" {
+					found(Finding{Scope{Cluster: c.Name, Remote: r.Name}, fmt.Sprintf("the network set %s has another name than it would in %s", s.Object, c.Name), []Evidence{{s.NameTaken, p.Source}}})
 				}
 			}
 		}
 	}
-}
-
-// takenEvent returns the message of the Event NameTaken about a set's name, if there is one.
-func takenEvent(c *inspect.Cluster, natural string) string {
-	for _, e := range c.Warnings.Value {
-		if e.Reason == "NameTaken" && strings.Contains(e.Message, natural) {
-			return e.Message
-		}
-	}
-	return ""
 }
 
 func services(f *Facts, found func(Finding)) {

@@ -1,6 +1,9 @@
 package doctor
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 // foreignRuleRule names nodes on which policy rules of other programs lead packets to remote
 // pods past the tunnel, where agents drop them.
@@ -22,9 +25,9 @@ func foreignRuleRule() Rule {
 					switch {
 					case len(taking) > 0:
 						found(Finding{scope, fmt.Sprintf("on %s a policy rule of another program leads packets to pods of %s past the tunnel", a.Pod.Node, r.Name), taking})
-					case r.Stopping && r.Stopped != nil:
+					case r.Stopping && r.Stopped != nil && r.LastStopped != nil:
 						found(Finding{scope, fmt.Sprintf("%s drops packets to pods of %s that would leave in plaintext", a.Pod.Node, r.Name),
-							[]Evidence{{fmt.Sprintf("%d packets since the filter was installed", *r.Stopped), statusOf(a)}}})
+							[]Evidence{{fmt.Sprintf("%d packets, the last one at %s", *r.Stopped, r.LastStopped.UTC().Format(time.RFC3339)), statusOf(a)}}})
 					}
 				}
 			}

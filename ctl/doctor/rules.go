@@ -215,14 +215,24 @@ func admissionRefuses(f *Facts, found func(Finding)) {
 	}
 	for _, c := range f.Clusters {
 		for _, e := range c.Warnings.Value {
-			// Events stay for an hour: a workload that is complete is no longer refused.
+			// Events stay for an hour: a workload that has all of its pods is no longer refused.
 			if _, name, _ := strings.Cut(e.About, "/"); e.Reason == "FailedCreate" && slices.ContainsFunc(c.Workloads.Value, func(w inspect.Workload) bool {
-				return w.Ready < w.Wanted && strings.HasPrefix(name, w.Name)
+				return w.Ready < w.Wanted && strings.HasPrefix(name, w.Name) && podsOf(c, w.Name) < w.Wanted
 			}) {
 				say(Scope{Cluster: c.Name}, e.Message, c.Warnings.Source)
 			}
 		}
 	}
+}
+
+// podsOf returns the number of pods of a program.
+func podsOf(c *inspect.Cluster, program string) (n int32) {
+	for _, p := range c.Pods.Value {
+		if p.Program == program && !p.Deleting {
+			n++
+		}
+	}
+	return n
 }
 
 func annotationsGone(f *Facts, found func(Finding)) {

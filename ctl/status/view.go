@@ -269,6 +269,9 @@ func (v *View) mesh(from, to *inspect.Cluster) Mesh {
 			if err := cmp.Or(remote.Refused, remote.API.Error, remote.Device.Error); err != "" {
 				v.wrong(from.Name, "%s: remote %s: %s", row, to.Name, err)
 			}
+			if remote.Stopping {
+				v.wrong(from.Name, "%s: drops packets to pods of %s that would leave in plaintext, the last one %s", row, to.Name, age(v.Taken, remote.LastStopped))
+			}
 		}
 		known := index(remote)
 		paths := make([]Path, len(m.Columns))
@@ -475,6 +478,11 @@ func (v *View) sets(c *inspect.Cluster) {
 			}
 			for _, name := range slices.Sorted(maps.Keys(r.Failing)) {
 				v.wrong(c.Name, "%s: network set %s: %s", c.Name, name, r.Failing[name])
+			}
+			for _, s := range r.Sets {
+				if s.NameTaken != "" {
+					v.wrong(c.Name, "%s: %s", c.Name, s.NameTaken)
+				}
 			}
 			for i := range r.Overridden {
 				v.wrong(c.Name, "%s: %s", c.Name, r.Overridden[i].String())

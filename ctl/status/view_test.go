@@ -38,6 +38,23 @@ func TestView(t *testing.T) {
 			change: func(aws, _ *inspect.Cluster) { aws.Agents[0].Value.Forwarding.Off = []string{"net.ipv4.ip_forward=0"} },
 			wrong:  []string{"aws: aws-1 doesn't forward packets of its pods: net.ipv4.ip_forward=0"},
 		},
+		"packets that are stopped now, and some that were": {
+			change: func(aws, gcp *inspect.Cluster) {
+				n, lately, before := uint64(283), now.Add(-30*time.Second), now.Add(-2*time.Minute)
+				here, there := &aws.Agents[0].Value.Remotes[0], &gcp.Agents[0].Value.Remotes[0]
+				here.Stopped, here.LastStopped, here.Stopping = &n, &lately, true
+				there.Stopped, there.LastStopped = &n, &before
+			},
+			wrong: []string{"aws-1: drops packets to pods of gcp that would leave in plaintext, the last one 30s ago"},
+		},
+		"the name of a network set is taken": {
+			change: func(aws, _ *inspect.Cluster) {
+				sets := []status.NetworkSet{{Object: "gcp-shop-db-1f2e3d", NameTaken: "the network set of gcp/shop/db is gcp-shop-db-1f2e3d: an object that isn't ours has the name gcp-shop-db"}, {Object: "gcp-shop-web"}}
+				aws.Policies = []inspect.Reported[status.Policy]{{}}
+				aws.Policies[0].Value = &status.Policy{Leading: true, Remotes: []status.PolicyRemote{{Name: "gcp", Sets: sets}}}
+			},
+			wrong: []string{"aws: the network set of gcp/shop/db is gcp-shop-db-1f2e3d: an object that isn't ours has the name gcp-shop-db"},
+		},
 		"small packets only are a fault, but the path is up": {
 			change: func(aws, _ *inspect.Cluster) { path(aws).Path.SmallOnly = true },
 			wrong:  []string{"aws to gcp: 1 of 4 paths carry small packets only: aws-1 to gcp-1"},

@@ -156,7 +156,7 @@ type Remote struct {
 	// left in plaintext, the last of them at LastStopped; nil: not known, or not since start.
 	Stopped     *uint64    `json:"stoppedPackets,omitempty"`
 	LastStopped *time.Time `json:"lastStopped,omitempty"`
-	Stopping    bool       `json:"stopping,omitempty"` // LastStopped was recently
+	Stopping    bool       `json:"stopping,omitempty"` // LastStopped was within the last minute
 }
 
 // Peer returns the peer of a node, or nil.

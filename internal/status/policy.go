@@ -62,6 +62,8 @@ type NetworkSet struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	Addresses int    `json:"addresses"`
+	// NameTaken says what has the name that the object would have; empty: nothing.
+	NameTaken string `json:"nameTaken,omitempty"`
 }
 
 // SkippedPods are the pods that are skipped for one reason.
