@@ -210,7 +210,8 @@ func accepts(ctx context.Context, c *cli.Cluster, token string) (bool, error) {
 	return review.Status.Authenticated, nil
 }
 
-// authority returns the CA of a cluster, which Kubernetes publishes in each namespace.
+// authority returns the CA of a cluster, which Kubernetes publishes in each namespace, and that of
+// the server in the kubeconfig if that is another one.
 func authority(ctx context.Context, c *cli.Cluster) (string, error) {
 	text := c.Config.CAData // If no controller has published it yet.
 	for _, namespace := range []string{"kube-system", cli.Namespace} {
@@ -226,5 +227,6 @@ func authority(ctx context.Context, c *cli.Cluster) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("the cluster's CA: %w; nothing was handed over", err)
 	}
+	ca, _ = inspect.WithServersAuthority(ctx, c, ca)
 	return ca, nil
 }

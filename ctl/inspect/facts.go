@@ -3,6 +3,7 @@ package inspect
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"fmt"
 	"net"
 	"net/netip"
@@ -45,8 +46,9 @@ type Facts struct {
 	PodsSure                 bool
 	// Servers are addresses of the API server, the likeliest first.
 	Servers []string
-	// CA verifies them, in PEM.
-	CA string
+	// CA verifies them, in PEM: the cluster's own and, if that doesn't verify the server of the
+	// kubeconfig, the one that does, whose subject is OtherCA.
+	CA, OtherCA string
 	// Plugin is the network plugin; empty: unknown.
 	Plugin string
 	// Calico is the version of Calico's API, empty without Calico.
@@ -184,6 +186,10 @@ func (f *Facts) readAuthority(ctx context.Context, c *cli.Cluster) error {
 	}
 	if f.CA, err = Certificates([]byte(found.Data["ca.crt"])); err != nil {
 		return &InvalidError{"ConfigMap kube-system/kube-root-ca.crt", "ca.crt", err}
+	}
+	var other *x509.Certificate
+	if f.CA, other = WithServersAuthority(ctx, c, f.CA); other != nil {
+		f.OtherCA = printable.Text(other.Subject.String(), printable.Short)
 	}
 	return nil
 }

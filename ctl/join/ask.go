@@ -12,6 +12,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
@@ -167,8 +168,12 @@ func (a *all) choose(j int, other *inspect.Facts, found []probe.Answers) []fault
 		return []fault{{cluster: other.Name, warning: true, what: "its API server: " + strings.Join(why, "; "),
 			remedy: "agents don't need it, but let semaphore-relay and the other programs run on nodes that reach it"}}
 	}
-	return []fault{{cluster: other.Name, what: "its API server: " + strings.Join(why, "; "),
-		remedy: "allow connections from the other clusters' nodes, or set the address at which they reach it: --api-server " + other.Name + "=https://..."}}
+	remedy := "allow connections from the other clusters' nodes, or set the address at which they reach it: --api-server " + other.Name + "=https://..."
+	if strings.Contains(strings.Join(why, " "), "x509: ") {
+		remedy = "set an address with a certificate of the cluster's CA, or of the one that verifies the server in its kubeconfig: --api-server " + other.Name +
+			"=https://...; for one with a certificate of any other CA set " + cluster.Name(other.Name).Variables() + "_CA_URL in the settings of the other clusters, and use --no-probe"
+	}
+	return []fault{{cluster: other.Name, what: "its API server: " + strings.Join(why, "; "), remedy: remedy}}
 }
 
 // recordPorts records the ports that foreign processes use on any node.

@@ -99,6 +99,10 @@ func check(f *inspect.Facts, w *Wishes, remotes []string) []fault {
 	if f.CA == "" && len(f.Unread) == 0 {
 		wrong("the ConfigMap kube-system/kube-root-ca.crt is missing, so its API server can't be verified", "check that kube-controller-manager runs")
 	}
+	if f.OtherCA != "" {
+		warn("the API server in its kubeconfig has a certificate of another CA than the cluster's own: "+f.OtherCA,
+			"other clusters get both CAs, and accept API servers with a certificate of either")
+	}
 	if misnamed := misnamed(f); misnamed != nil {
 		faults = append(faults, *misnamed)
 	}

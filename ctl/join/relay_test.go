@@ -157,6 +157,30 @@ func TestOnePathIsEnough(t *testing.T) {
 	}
 }
 
+// TestCertificateOfAnotherAuthority has a remedy of its own for a certificate that doesn't verify.
+func TestCertificateOfAnotherAuthority(t *testing.T) {
+	aws, gcp := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2")
+	gcp.Servers = []string{"https://lb.gcp.example"}
+	a := runOf(t, aws, gcp)
+	a.Servers = map[string]string{}
+	if err := a.render(); err != nil {
+		t.Fatal(err)
+	}
+	for why, want := range map[string]string{
+		"tls: failed to verify certificate: x509: certificate signed by unknown authority": "SEMAPHORE_REMOTE_GCP_CA_URL",
+		"connection refused": "allow connections",
+	} {
+		nodes := probe.Answers{"n1": reach.Result{Servers: map[string]string{gcp.Servers[0]: why}}}
+		if faults := a.choose(1, gcp, []probe.Answers{nodes, {}}); len(faults) != 1 || !strings.Contains(faults[0].remedy, want) || !strings.Contains(faults[0].remedy, "--api-server gcp=") {
+			t.Errorf("%s: %v, want %q", why, faults, want)
+		}
+	}
+	gcp.OtherCA = "CN=Public Root"
+	if all := check(gcp, &a.Wishes, []string{"aws"}); len(all) != 1 || !all[0].warning || !strings.Contains(all[0].what, "CN=Public Root") {
+		t.Errorf("faults %v", all)
+	}
+}
+
 // shard returns an object of semaphore-relay.
 func shard(namespace, of, name string, shards ...any) *unstructured.Unstructured {
 	spec := map[string]any{"cluster": of}
