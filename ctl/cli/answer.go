@@ -25,6 +25,9 @@ func (e *Advised) Unwrap() error { return e.Err }
 // Unanswered explains the error of the first request to a cluster.
 func (c *Cluster) Unanswered(err error) error {
 	advise := func(what, remedy string) error {
+		if c.Ambiguous != "" {
+			remedy = c.Ambiguous + "; or " + remedy
+		}
 		return &Advised{fmt.Errorf(what+": %w", c.Server, err), remedy}
 	}
 	in := Quote(c.Context)

@@ -247,3 +247,51 @@ func TestWords(t *testing.T) {
 		}
 	}
 }
+
+// TestEqualNamesInKubeconfigs has two kubeconfigs of kubeadm, whose entries have the same names:
+// the remedy names the entry and the files.
+func TestEqualNamesInKubeconfigs(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, context, server, token string) string {
+		file := filepath.Join(dir, name)
+		content := fmt.Sprintf(`{apiVersion: v1, kind: Config, clusters: [{name: kubernetes, cluster: {server: "https://%s:6443"}}],
+users: [{name: admin, user: {token: %s}}], contexts: [{name: %s, context: {cluster: kubernetes, user: admin}}]}`, server, token, context)
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	aws, gcp := write("aws", "aws", "10.0.0.1", "one"), write("gcp", "gcp", "10.0.0.2", "two")
+	again, user := write("again", "aws", "10.0.0.1", "one"), write("user", "gcp", "10.0.0.1", "two")
+	same := write("same", "aws", "10.0.0.3", "three")
+	for name, c := range map[string]struct {
+		files []string
+		want  string
+	}{
+		"one":                 {[]string{aws}, ""},
+		"a copy":              {[]string{aws, again}, ""},
+		"another cluster":     {[]string{aws, gcp}, `rename the cluster "kubernetes" in one of the kubeconfigs ` + aws + " and " + gcp},
+		"another user":        {[]string{aws, user}, `rename the user "admin" in one of the kubeconfigs ` + aws + " and " + user},
+		"of the same context": {[]string{aws, same}, `rename the cluster "kubernetes" in one of the kubeconfigs ` + aws + " and " + same},
+	} {
+		t.Setenv("KUBECONFIG", strings.Join(c.files, string(os.PathListSeparator)))
+		s := NewSession(strings.NewReader(""), io.Discard, io.Discard, func(string) (string, bool) { return "", false })
+		config, err := s.load()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for context := range config.Contexts {
+			cluster, err := s.cluster(config, context)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := cluster.Ambiguous; c.want == "" && got != "" || !strings.HasPrefix(got, c.want) {
+				t.Errorf("%s: %s: %q, want %q", name, context, got, c.want)
+			}
+			err = cluster.Unanswered(errors.New("x509"))
+			if advised, is := errors.AsType[*Advised](err); !is || !strings.HasPrefix(advised.Remedy, c.want) {
+				t.Errorf("%s: %s: error %v", name, context, err)
+			}
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package join
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,10 +19,14 @@ func duplicates(clusters []*cli.Cluster, all []*inspect.Facts) []fault {
 			if f.UID == "" || f.UID != before.UID {
 				continue
 			}
+			remedy := "select the context of the other cluster with --context " + f.Name + "=<context>"
+			if ambiguous := cmp.Or(clusters[i].Ambiguous, clusters[j].Ambiguous); ambiguous != "" {
+				remedy = ambiguous + "; or " + remedy
+			}
 			faults = append(faults, fault{cluster: before.Name + ", " + f.Name,
 				what: fmt.Sprintf("the contexts %s (%s) and %s (%s) are of the same cluster: its namespace kube-system has the UID %s in both",
 					clusters[j].Context, clusters[j].Server, clusters[i].Context, clusters[i].Server, f.UID),
-				remedy: "select the context of the other cluster with --context " + f.Name + "=<context>"})
+				remedy: remedy})
 			break
 		}
 	}
