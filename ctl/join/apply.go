@@ -17,6 +17,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
 )
 
 // workload reports whether an object starts pods. Workloads are applied last, when their
@@ -180,6 +181,15 @@ func kinds() []schema.GroupVersionResource {
 	return all
 }
 
+// namespacesOf returns the namespaces in which this tool creates objects of a resource; empty: of
+// one without namespaces. The label of such objects can be on those of others elsewhere.
+func namespacesOf(r cli.Resource) []string {
+	if r.Namespaced {
+		return []string{cli.Namespace, probe.Namespace}
+	}
+	return []string{""}
+}
+
 // owned lists the objects that this tool has created in a cluster, by resource, with names
 // and UIDs only.
 func owned(ctx context.Context, c *cli.Cluster) (map[schema.GroupVersionResource][]unstructured.Unstructured, error) {
@@ -190,8 +200,14 @@ func owned(ctx context.Context, c *cli.Cluster) (map[schema.GroupVersionResource
 		if meta.IsNoMatchError(err) {
 			continue
 		}
-		if err == nil {
-			err = cli.ListUntyped(ctx, c.Dynamic.Resource(r), metav1.ListOptions{LabelSelector: manifests.ManagedLabel + "=" + manifests.Manager}, func(o *unstructured.Unstructured) error {
+		for _, namespace := range namespacesOf(served) {
+			if err != nil {
+				break
+			}
+			err = cli.ListUntyped(ctx, c.Dynamic.Resource(r).Namespace(namespace), metav1.ListOptions{LabelSelector: manifests.ManagedLabel + "=" + manifests.Manager}, func(o *unstructured.Unstructured) error {
+				if r.Resource == "namespaces" && o.GetName() != cli.Namespace {
+					return nil
+				}
 				var named unstructured.Unstructured
 				named.SetGroupVersionKind(r.GroupVersion().WithKind(served.Kind))
 				named.SetNamespace(o.GetNamespace())

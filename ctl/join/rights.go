@@ -94,11 +94,14 @@ func rightsToLeave(ctx context.Context, c *cli.Cluster, f *inspect.Facts) []faul
 		wanted = append(wanted, relayRights(true)...)
 	}
 	for _, r := range kinds() {
-		if _, err := c.Resource(ctx, r); err != nil {
+		served, err := c.Resource(ctx, r)
+		if err != nil {
 			continue // Not served, or reported by owned.
 		}
-		for _, verb := range []string{"list", "delete"} {
-			wanted = append(wanted, authorizationv1.ResourceAttributes{Verb: verb, Group: r.Group, Resource: r.Resource})
+		for _, namespace := range namespacesOf(served) {
+			for _, verb := range []string{"list", "delete"} {
+				wanted = append(wanted, authorizationv1.ResourceAttributes{Verb: verb, Group: r.Group, Resource: r.Resource, Namespace: namespace})
+			}
 		}
 	}
 	return lacks(ctx, c, wanted)
