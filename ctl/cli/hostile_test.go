@@ -116,7 +116,7 @@ func requests(c *Cluster) map[string]func(context.Context) error {
 			return err
 		},
 		"exec": func(ctx context.Context) error {
-			_, err := c.Exec(ctx, "n", "p", "c", []string{"true"}, 1<<20)
+			_, err := c.Exec(ctx, "n", "p", "c", []string{"true"}, 1<<20, nil)
 			return err
 		},
 	}
@@ -177,7 +177,7 @@ func TestCredentialPlugin(t *testing.T) {
 	if v, err := c.Client.Discovery().ServerVersion(); err != nil || v.GitVersion != "v1" {
 		t.Error(v, err)
 	}
-	if _, err := c.Exec(t.Context(), "n", "p", "c", []string{"true"}, 1); err == nil || !strings.Contains(err.Error(), "403") {
+	if _, err := c.Exec(t.Context(), "n", "p", "c", []string{"true"}, 1, nil); err == nil || !strings.Contains(err.Error(), "403") {
 		t.Error(err)
 	}
 	if want := []string{"token-1", "token-2", "token-2"}; !slices.Equal(tokens, want) {

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -87,9 +88,10 @@ func reported[R any](ctx context.Context, t *collector, to *Reported[R], p progr
 			err    error
 		}
 		answers := make(chan answer, 2)
-		ask := func(way string, get func(context.Context, string, program) ([]byte, error)) {
-			report := new(R)
-			body, err := get(ctx, to.Pod.Name, p)
+		ask := func(way string, get func(context.Context, string, program, *flight) ([]byte, error)) {
+			report, flight := new(R), &flight{of: t}
+			defer flight.land()
+			body, err := get(ctx, to.Pod.Name, p, flight)
 			if err == nil {
 				err = t.weigh(body)
 			}
@@ -125,25 +127,57 @@ func reported[R any](ctx context.Context, t *collector, to *Reported[R], p progr
 }
 
 // proxied fetches the page through the API server.
-func (t *collector) proxied(ctx context.Context, pod string, p program) ([]byte, error) {
+func (t *collector) proxied(ctx context.Context, pod string, p program, f *flight) ([]byte, error) {
 	stream, err := t.client.CoreV1().RESTClient().Get().Namespace(cli.Namespace).Resource("pods").
 		Name(pod + ":" + strconv.Itoa(p.port)).SubResource("proxy").Suffix("status").Stream(cli.WithRaw(ctx, maxReport))
 	if err != nil {
 		return nil, err
 	}
 	defer stream.Close()
-	return io.ReadAll(stream)
+	var body bytes.Buffer
+	_, err = io.Copy(io.MultiWriter(f, &body), stream)
+	return body.Bytes(), err
 }
 
 // exec runs the program's command "status" in its pod and returns its output. A failure of
 // the command is ignored: its exit code is the state that the report contains.
-func (t *collector) exec(ctx context.Context, pod string, p program) ([]byte, error) {
-	body, err := t.access.Exec(ctx, cli.Namespace, pod, p.container, []string{"/bin/" + p.name, "status", "-o", "json"}, maxReport)
+func (t *collector) exec(ctx context.Context, pod string, p program, f *flight) ([]byte, error) {
+	body, err := t.access.Exec(ctx, cli.Namespace, pod, p.container, []string{"/bin/" + p.name, "status", "-o", "json"}, maxReport, f.hold)
+	if errors.Is(err, errFlight) {
+		return nil, err
+	}
 	if len(body) > 0 {
 		return body, nil
 	}
 	return nil, cmp.Or(err, io.ErrUnexpectedEOF)
 }
+
+// maxFlight bounds the bytes of all reports of a cluster that are being read at the same time: those
+// of as many agents as are asked, each with 10,000 peers, read in both ways.
+const maxFlight = 256 << 20
+
+var errFlight = fmt.Errorf("the reports of this cluster are too large to be read at the same time: more than %d bytes", maxFlight)
+
+// flight counts the bytes of a report that is being read.
+type flight struct {
+	of   *collector
+	held int64
+}
+
+// hold counts more bytes, and returns an error if those of all reports are too many.
+func (f *flight) hold(bytes int) error {
+	f.held += int64(bytes)
+	if f.of.flying.Add(int64(bytes)) > maxFlight {
+		return errFlight
+	}
+	return nil
+}
+
+// Write implements io.Writer.
+func (f *flight) Write(p []byte) (int, error) { return len(p), f.hold(len(p)) }
+
+// land ends the flight: the report is decoded, or dropped.
+func (f *flight) land() { f.of.flying.Add(-f.held) }
 
 // Bounds of the memory of decoded reports, as cli.Weight estimates it: it counts each value
 // as the largest struct of Kubernetes, which is eight times as large as the types here. An

@@ -87,6 +87,7 @@ type collector struct {
 	client kubernetes.Interface
 	clock  *clock
 	weight atomic.Int64 // of all reports
+	flying atomic.Int64 // bytes of those that are being read
 	// named is the ConfigMap that our programs have their settings from; empty: none is known.
 	named string
 	// settingsRead is closed when Settings is set.
