@@ -99,6 +99,47 @@ func TestWithdrawnEndpointsAreExplained(t *testing.T) {
 	}
 }
 
+// TestRenamedNode has a node whose object of a former name, which isn't ready, has its key: the
+// remedy deletes that one. Of two nodes with one key that are ready, or have other endpoints, none
+// is deleted.
+func TestRenamedNode(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(former, now *inspect.Node)
+		want   string
+	}{
+		"renamed":        {func(*inspect.Node, *inspect.Node) {}, "kubectl --context the-gcp delete node gcp-1"},
+		"both are ready": {func(former, _ *inspect.Node) { former.Ready = "True" }, "delete the file of the younger node"},
+		"neither is":     {func(_, now *inspect.Node) { now.Ready = "False" }, "delete the file of the younger node"},
+		"another endpoint": {func(former, _ *inspect.Node) {
+			former.Annotations["aws.wireguard.semaphore.uw.io/endpoint"] = "10.66.0.9:51820"
+		}, "delete the file of the younger node"},
+		"without endpoints": {func(former, now *inspect.Node) {
+			former.Annotations["aws.wireguard.semaphore.uw.io/endpoint"] = ""
+			now.Annotations["aws.wireguard.semaphore.uw.io/endpoint"] = ""
+		}, "delete the file of the younger node"},
+	} {
+		clusters := inspecttest.Pair(2)
+		former, now := &clusters[1].Nodes.Value[0], &clusters[1].Nodes.Value[1]
+		former.Ready, former.Annotations["aws.wireguard.semaphore.uw.io/pubKey"] = "False", now.Annotations["aws.wireguard.semaphore.uw.io/pubKey"]
+		c.change(former, now)
+		r := &clusters[0].Agents[0].Value.Remotes[0]
+		r.Peers, r.Rejected = r.Peers[:1], []status.Rejection{{Node: "gcp-2", Reason: "duplicate_key", Detail: `public key k is already that of node "gcp-1"`}}
+		remedy := ""
+		rejected(&Facts{Clusters: clusters}, "duplicate_key", func(f Finding) {
+			for _, rule := range nodeRules() {
+				if rule.ID == "duplicate-key" {
+					if remedy = rule.Fix(f); remedy == "" {
+						remedy = rule.Remedy
+					}
+				}
+			}
+		})
+		if !strings.Contains(remedy, c.want) {
+			t.Errorf("%s: %q, want %q", name, remedy, c.want)
+		}
+	}
+}
+
 func TestANodeMayInitiateHandshakes(t *testing.T) {
 	clusters := inspecttest.Pair(2)
 	clusters[0].Nodes.Value[0].Annotations["gcp."+inspect.AnnotationGroup+"/endpoint"] = ""

@@ -90,6 +90,9 @@ func nodeRules() []Rule {
 	for _, r := range rejections {
 		after := append([]string{"annotations-gone", "key-changed", "virtual-subnets-missing", "virtual-subnets-differ", "subnets-overlap"}, before...)
 		fix := func(finding Finding) string {
+			if last := finding.Evidence[len(finding.Evidence)-1]; strings.HasSuffix(last.Text, renamed) {
+				return "delete the object of the node's former name: " + strings.Replace(last.Command, " get node ", " delete node ", 1)
+			}
 			_, reason, _ := strings.Cut(finding.What, " is rejected: ")
 			return rejectedFor[reason]
 		}
@@ -281,14 +284,40 @@ func keyChanged(f *Facts, found func(Finding)) {
 	}
 }
 
+// renamed is what is said of the object of a node's former name.
+const renamed = " isn't ready and publishes the same key and endpoint: the node was renamed"
+
+// former returns the node of a remote that publishes the same key and endpoint as one that is
+// ready, and isn't itself; nil: none does.
+func (f *Facts) former(v *view, name string) *inspect.Node {
+	remote := f.cluster(v.Remote)
+	if remote == nil {
+		return nil
+	}
+	now := f.site(remote).nodes[name]
+	if now == nil || now.Ready != "True" || annotation(now, v.Cluster, "endpoint") == "" {
+		return nil
+	}
+	for i := range remote.Nodes.Value {
+		n := &remote.Nodes.Value[i]
+		if n.Name != name && n.Ready != "" && n.Ready != "True" && annotation(n, v.Cluster, "pubKey") == annotation(now, v.Cluster, "pubKey") &&
+			annotation(n, v.Cluster, "endpoint") == annotation(now, v.Cluster, "endpoint") {
+			return n
+		}
+	}
+	return nil
+}
+
 // rejected adds a finding for each rejection with a reason; empty: any.
 func rejected(f *Facts, reason string, found func(Finding)) {
 	for v := range f.views() {
 		for _, r := range v.remote.Rejected {
 			if reason == "" || r.Reason == reason {
-				found(Finding{
-					Scope{v.Cluster, v.Node, v.Remote, r.Node}, fmt.Sprintf("%s of %s is rejected: %s", r.Node, v.Remote, r.Reason), []Evidence{{r.Detail, v.source}},
-				})
+				evidence := []Evidence{{r.Detail, v.source}}
+				if former := f.former(v, r.Node); former != nil && r.Reason == "duplicate_key" {
+					evidence = append(evidence, Evidence{former.Name + renamed, f.cluster(v.Remote).Kubectl("get node %s -o yaml", former.Name)})
+				}
+				found(Finding{Scope{v.Cluster, v.Node, v.Remote, r.Node}, fmt.Sprintf("%s of %s is rejected: %s", r.Node, v.Remote, r.Reason), evidence})
 			}
 		}
 	}
