@@ -35,6 +35,7 @@ type overlap struct {
 	tb      *testbed.Testbed
 	agents  []*programs.Agent
 	mirrors map[*testbed.Cluster]*programs.Program
+	relay   *programs.Program // of merit
 	capture *testbed.Capture
 }
 
@@ -126,9 +127,10 @@ func (m *overlap) others(c *testbed.Cluster) []*testbed.Cluster {
 func (m *overlap) startPrograms(t *testing.T) {
 	t.Helper()
 	ctx := within(t, 5*time.Minute)
-	relay, err := programs.Prepare(ctx, programs.Config{Name: programs.Relay, Binary: program(t, programs.Relay), Port: 7790}, m.merit.Nodes()[0], m.others(m.merit)...)
+	var err error
+	m.relay, err = programs.Prepare(ctx, programs.Config{Name: programs.Relay, Binary: program(t, programs.Relay), Port: 7790}, m.merit.Nodes()[0], m.others(m.merit)...)
 	must(t, err)
-	must(t, relay.Start())
+	must(t, m.relay.Start())
 	for _, c := range m.clusters {
 		for _, node := range c.Nodes() {
 			a, err := programs.PrepareAgent(ctx, program(t, programs.WireGuard), node, m.others(c)...)
