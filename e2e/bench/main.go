@@ -5,7 +5,6 @@
 //	go run ./e2e/bench                        # everything, some minutes
 //	go run ./e2e/bench -only throughput       # one part, or several
 //	go run ./e2e/bench -only live -nodes 500  # the cost of probes, with peers that answer
-//	go run ./e2e/bench -only contacts         # how long first contacts take
 //	go run ./e2e/bench -only overlap          # what maps of pod subnets cost
 //	go run ./e2e/bench -only relay-memory     # agents that read semaphore-relay's objects, and itself
 //	go run ./e2e/bench -only relay-changes -nodes 1000
@@ -29,7 +28,6 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
-	"github.com/kube-semaphore/kube-semaphore/e2e/contact"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
@@ -41,11 +39,9 @@ type options struct {
 	pairs   int
 	seconds time.Duration
 	nodes   int
-	// contactCount is how many first contacts are made.
-	contactCount int
-	against      string
-	agent        string
-	json         string
+	against string
+	agent   string
+	json    string
 }
 
 // bench is one run.
@@ -57,7 +53,6 @@ type bench struct {
 }
 
 func main() {
-	contact.RunAsSide()
 	if len(os.Args) > 1 && slices.Contains(trafficModes(), os.Args[1]) {
 		exit(traffic(os.Args[1], os.Args[2:]))
 	}
@@ -86,7 +81,7 @@ func exit(err error) {
 
 // parts are what can be asked for by name, in the order in which they run.
 func parts() []string {
-	return []string{"throughput", "narrow", "restart", "filter", "overlap", "nodes", "blocks", "live", "moves", "churn", "relay-memory", "relay-changes", "contacts"}
+	return []string{"throughput", "narrow", "restart", "filter", "overlap", "nodes", "blocks", "live", "moves", "churn", "relay-memory", "relay-changes"}
 }
 
 func parse(args []string) (options, error) {
@@ -96,7 +91,6 @@ func parse(args []string) (options, error) {
 	flags.IntVar(&opts.pairs, "pairs", 5, "how often each comparison is made")
 	flags.DurationVar(&opts.seconds, "time", 4*time.Second, "how long one transfer takes")
 	flags.IntVar(&opts.nodes, "nodes", 5000, "nodes of the remote cluster in parts nodes, blocks, live, relay-memory and relay-changes")
-	flags.IntVar(&opts.contactCount, "contacts", 500, "first contacts in part contacts")
 	flags.StringVar(&opts.against, "against", "",
 		"another build of semaphore-wireguard to compare the throughput with, instead of wireguard-go")
 	flags.StringVar(&opts.agent, "agent", "", "build of semaphore-wireguard to measure, instead of the tree's")
@@ -121,11 +115,8 @@ func run(ctx context.Context, opts options) (err error) {
 	if b.self, err = os.Executable(); err != nil {
 		return err
 	}
-	if slices.ContainsFunc(parts(), func(part string) bool { return part != "contacts" && b.wants(part) }) {
-		b.tools, err = tools.Build(ctx, os.Stderr, tools.Etcd, tools.KubeAPIServer, tools.Kubectl)
-		if err != nil {
-			return err
-		}
+	if b.tools, err = tools.Build(ctx, os.Stderr, tools.Etcd, tools.KubeAPIServer, tools.Kubectl); err != nil {
+		return err
 	}
 	started := time.Now()
 	if b.wants("throughput") || b.wants("narrow") || b.wants("restart") || b.wants("filter") {
@@ -154,9 +145,6 @@ func run(ctx context.Context, opts options) (err error) {
 	}
 	if err == nil && b.wants("relay-changes") {
 		err = b.inTestbed(ctx, b.relayChanges)
-	}
-	if err == nil && b.wants("contacts") {
-		err = b.contacts(ctx)
 	}
 	// What was measured before an error, or ^C, is worth its print.
 	_, printErr := b.table.WriteTo(os.Stdout)

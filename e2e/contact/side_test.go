@@ -57,8 +57,7 @@ type answer struct {
 	Events   []event // events: what this side did
 }
 
-// RunAsSide runs a side and exits, if the process was started as one. Programs that call New
-// have to call it first.
+// RunAsSide runs a side and exits, if the process was started as one.
 func RunAsSide() {
 	enginetest.Main()
 	if os.Getenv(sideVariable) == "" {

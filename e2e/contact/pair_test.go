@@ -1,4 +1,4 @@
-// Package contact tests how two agents establish their first WireGuard sessions. Each side
+// Package contact tests and measures how two agents establish their first WireGuard sessions. Each side
 // is a process with a device, a controller of peers and its loops, in namespaces of its
 // own. A relay between the sides can lose, delay and hold packets. There are no API
 // servers: the test passes the nodes of each side to the other one.
@@ -54,8 +54,7 @@ type process struct {
 	end io.Closer
 }
 
-// New starts two sides without each other's node. The program has to call
-// RunAsSide first of all.
+// New starts two sides without each other's node.
 func New(cfg Config) (*Pair, error) {
 	p := &Pair{cfg: cfg, stop: make(chan struct{})}
 	p.relay.log = &p.log
