@@ -25,6 +25,10 @@ func Secrets() []string {
 	return []string{"semaphore-wireguard-remotes", "semaphore-service-mirror-remotes", "semaphore-policy-remotes"}
 }
 
+// tolerated is the largest accepted difference between this clock and that of a remote's API
+// server, as that of "semaphorectl doctor".
+const tolerated = 5 * time.Minute
+
 // Remote is a remote cluster.
 type Remote struct {
 	Name string
@@ -47,9 +51,10 @@ type Renewer struct {
 	Logger    *slog.Logger
 }
 
-// Run renews the tokens that are due: those that expire, after a third of their lifetime. It
-// skips missing tokens and those that never expire. Remotes are renewed concurrently. The
-// error joins all failures, with remote and Secret; a token that couldn't be renewed stays.
+// Run renews the tokens that are due: those that expire, after a third of their lifetime, and
+// those from the future. It skips missing tokens and those that never expire. Remotes are
+// renewed concurrently. The error joins all failures, with remote and Secret, and names tokens
+// from the future; a token that couldn't be renewed stays.
 func (r *Renewer) Run(ctx context.Context) error {
 	errs := make([]error, len(r.Remotes))
 	var group sync.WaitGroup
@@ -85,12 +90,22 @@ func (r *Renewer) renew(ctx context.Context, remote Remote, name string) error {
 		return fmt.Errorf("current token: %w", err)
 	}
 	now := r.Now()
-	switch {
-	case claims.Expires.IsZero(), !r.All && !claims.due(now):
+	switch ahead := claims.Issued.Sub(now); {
+	case claims.Expires.IsZero(), !r.All && ahead <= tolerated && !claims.due(now):
 		return nil
+	case ahead > tolerated:
+		// Its age is unknown, so that it may expire before it is due.
+		return errors.Join(fmt.Errorf("current token was issued at %s, %s after the time of this node: correct its clock, or that of the remote's API server",
+			claims.Issued.UTC().Format(time.RFC3339), ahead.Round(time.Minute)), r.exchange(ctx, remote, secret, present, claims))
 	case !now.Before(claims.Expires):
 		return fmt.Errorf("current token expired at %s: install a new one", claims.Expires.UTC().Format(time.RFC3339))
-	case claims.Secret.Name == "":
+	}
+	return r.exchange(ctx, remote, secret, present, claims)
+}
+
+// exchange requests the next token and stores it.
+func (r *Renewer) exchange(ctx context.Context, remote Remote, secret *corev1.Secret, present string, claims *Claims) error {
+	if claims.Secret.Name == "" {
 		return fmt.Errorf("current token is not bound to a Secret and can't be renewed: install a new one before %s",
 			claims.Expires.UTC().Format(time.RFC3339))
 	}
@@ -105,7 +120,7 @@ func (r *Renewer) renew(ctx context.Context, remote Remote, name string) error {
 	if err := r.replace(ctx, secret, remote.Name+".token", []byte(token)); err != nil {
 		return fmt.Errorf("store the token: %w", err)
 	}
-	r.Logger.Info("token renewed", "cluster", remote.Name, "secret", name, "expires", next.Expires.UTC())
+	r.Logger.Info("token renewed", "cluster", remote.Name, "secret", secret.Name, "expires", next.Expires.UTC())
 	return nil
 }
 

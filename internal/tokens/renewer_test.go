@@ -133,6 +133,37 @@ func TestRenewal(t *testing.T) {
 	}
 }
 
+// TestTokenFromTheFuture has a token that was issued after the time of this clock. Its age is
+// unknown, so that it is renewed, and the run fails.
+func TestTokenFromTheFuture(t *testing.T) {
+	now := time.Now().Truncate(time.Second)
+	for ahead, reported := range map[time.Duration]bool{time.Minute: false, 5 * time.Minute: false, 6 * time.Minute: true, 20 * 24 * time.Hour: true} {
+		t.Run(ahead.String(), func(t *testing.T) {
+			present, next := agents(now.Add(ahead)), agents(now.Add(ahead+time.Hour))
+			remote, ca := startRemote(t, func(w http.ResponseWriter, _ *http.Request) { answer(t, w, issue(t, next)) })
+			f := newFixture(t, map[string][]byte{"gcp.token": []byte(issue(t, present)), "gcp.ca.crt": ca}, remote)
+			f.Now = func() time.Time { return now }
+			err := f.Run(t.Context())
+			want := fmt.Sprintf("%s of gcp: current token was issued at %s, %s after the time of this node", wireguard, present.Issued.UTC().Format(time.RFC3339), ahead)
+			if (err != nil) != reported || err != nil && !strings.Contains(err.Error(), want) {
+				t.Errorf("error %v, expected %t: %q", err, reported, want)
+			}
+			if renewed := f.stored(t, "gcp.token") == issue(t, next); renewed != reported {
+				t.Errorf("renewed: %t", renewed)
+			}
+		})
+	}
+	t.Run("and its remote is unreachable", func(t *testing.T) {
+		f := newFixture(t, map[string][]byte{"gcp.token": []byte(issue(t, agents(now.Add(time.Hour))))},
+			Remote{Name: "gcp", Access: config.Access{APIURL: "https://127.0.0.1:1"}})
+		for _, want := range []string{"current token was issued at", "renew the token that expires at"} {
+			if err := f.Run(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("error %v, expected %q", err, want)
+			}
+		}
+	})
+}
+
 // TestHostileAnswers responds with something else than a new token.
 func TestHostileAnswers(t *testing.T) {
 	now := time.Now()
