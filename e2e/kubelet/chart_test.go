@@ -68,6 +68,16 @@ func TestChart(t *testing.T) {
 		}
 	}
 	for i, c := range l.clusters {
+		// It reads the Secrets with the token that its pod mounts, and no token is due.
+		l.kubectl(t, i, "--namespace", programs.Namespace, "create", "job", "renew-now", "--from=cronjob/semaphore-tokens")
+		must(t, testbed.Wait(within(t, 3*time.Minute), "the job of semaphore-tokens in "+c.Name, func(ctx context.Context) error {
+			job, err := c.Client().BatchV1().Jobs(programs.Namespace).Get(ctx, "renew-now", metav1.GetOptions{})
+			if err == nil && job.Status.Succeeded != 1 {
+				err = fmt.Errorf("its status is %+v", job.Status)
+			}
+			return err
+		}))
+		l.kubectl(t, i, "--namespace", programs.Namespace, "delete", "job", "renew-now", "--cascade=foreground")
 		chart("upgrade", i, "--set", "wireguard.cleanup=true")
 		must(t, testbed.Wait(within(t, 3*time.Minute), "agents to clean up "+c.Name, func(ctx context.Context) error {
 			node, err := l.nodes[i].Object(ctx)

@@ -31,7 +31,7 @@ import (
 //	command              a binary of the same name
 //	env, envFrom         from fields of the pod and ConfigMaps
 //	secret, emptyDir     folders, mounted for the process; Secrets are read again and again
-//	serviceAccountName   a token that is bound to the pod
+//	projected            a token that is bound to the pod, as long as the volume requests
 //	readinessProbe       asked until it succeeds; then a pod is ready while its programs run
 type FakeKubelet struct {
 	dir      string
@@ -216,7 +216,11 @@ func (p *fakePod) start(ctx context.Context, dir, name string, template *corev1.
 	if err != nil {
 		return err
 	}
-	if err := account.RotateFor(ctx, boundTo(p.object)); err != nil {
+	request, err := boundTo(p.object)
+	if err != nil {
+		return err
+	}
+	if err := account.RotateFor(ctx, request); err != nil {
 		return err
 	}
 	for _, volume := range p.object.Spec.Volumes {

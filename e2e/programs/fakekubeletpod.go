@@ -21,13 +21,22 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
 )
 
-// boundTo requests a token for a pod like the kubelet.
-func boundTo(pod *corev1.Pod) authenticationv1.TokenRequestSpec {
-	seconds := int64(3607)
-	return authenticationv1.TokenRequestSpec{
-		ExpirationSeconds: &seconds,
-		BoundObjectRef:    &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
+// boundTo returns the request for the token of a pod's volume, as the kubelet makes it.
+func boundTo(pod *corev1.Pod) (authenticationv1.TokenRequestSpec, error) {
+	for _, volume := range pod.Spec.Volumes {
+		if volume.Projected == nil {
+			continue
+		}
+		for _, source := range volume.Projected.Sources {
+			if token := source.ServiceAccountToken; token != nil {
+				return authenticationv1.TokenRequestSpec{
+					ExpirationSeconds: token.ExpirationSeconds,
+					BoundObjectRef:    &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
+				}, nil
+			}
+		}
 	}
+	return authenticationv1.TokenRequestSpec{}, errors.New("the fake kubelet mounts only tokens of projected volumes, and the pod has none")
 }
 
 // mounts returns the mounts of a container, except for that of its token.

@@ -24,6 +24,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 )
 
 // kubelet runs pods on a node of the testbed from their templates, with the features that our
@@ -70,9 +71,18 @@ func (k *kubelet) run(t *testing.T, name string, template *corev1.PodTemplateSpe
 	}
 	credentials, err := k.node.Cluster.Credentials(t.Context(), systemNamespace, pod.Spec.ServiceAccountName)
 	must(t, err)
+	lifetime := tokenLifetime(t, pod)
 	must(t, credentials.RotateFor(t.Context(), authenticationv1.TokenRequestSpec{
-		BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
+		ExpirationSeconds: &lifetime,
+		BoundObjectRef:    &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
 	}))
+	token, err := os.ReadFile(credentials.TokenFile())
+	must(t, err)
+	claims, err := tokens.Parse(strings.TrimSpace(string(token)))
+	must(t, err)
+	if lasts := claims.Expires.Sub(claims.Issued); lasts != time.Hour {
+		t.Errorf("the token of pod %s lasts %s", pod.Name, lasts)
+	}
 	dirs := map[string]string{}
 	for i := range pod.Spec.InitContainers {
 		sidecar := &pod.Spec.InitContainers[i]
@@ -92,9 +102,6 @@ func (k *kubelet) start(t *testing.T, name string, pod *corev1.Pod, container *c
 	token, env := credentials.InCluster()
 	env = append(env, k.environment(t, pod, container)...)
 	command := sandbox.Command{Name: name, Env: env, Mounts: k.volumes(t, pod, container, token, dirs)}
-	if pod.Spec.AutomountServiceAccountToken == nil || *pod.Spec.AutomountServiceAccountToken {
-		command.Mounts = append(command.Mounts, token)
-	}
 	if len(container.Command) != 1 || path.Dir(container.Command[0]) != "/bin" {
 		t.Fatalf("pod %s: the image has no %q", pod.Name, container.Command)
 	}
@@ -204,6 +211,26 @@ func (k *kubelet) volumes(t *testing.T, pod *corev1.Pod, container *corev1.Conta
 		}
 	}
 	return mounts
+}
+
+// tokenLifetime returns how many seconds the token of a pod shall last.
+func tokenLifetime(t *testing.T, pod *corev1.Pod) int64 {
+	t.Helper()
+	if pod.Spec.AutomountServiceAccountToken == nil || *pod.Spec.AutomountServiceAccountToken {
+		t.Fatalf("pod %s mounts the default token", pod.Name)
+	}
+	for _, volume := range pod.Spec.Volumes {
+		if volume.Projected == nil {
+			continue
+		}
+		for _, source := range volume.Projected.Sources {
+			if source.ServiceAccountToken != nil {
+				return *source.ServiceAccountToken.ExpirationSeconds
+			}
+		}
+	}
+	t.Fatalf("pod %s has no token", pod.Name)
+	return 0
 }
 
 // projectsToken checks that a volume is like the kubelet's default one.
