@@ -207,7 +207,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"imagePullSecrets={registry}":                   "/imagePullSecrets/0",
 		"policy.enabled=yes":                            "/policy/enabled",
 		"wireguard.podPrefixes=flannel":                 "/wireguard/podPrefixes",
-		"wireguard.extraEnv[0].name=SEMAPHORE_POD_NAME": "/wireguard/extraEnv/0/name",
+		"wireguard.extraEnv[0].name=7":                  "/wireguard/extraEnv/0/name",
 		"policy.podLabels.app\\.kubernetes\\.io/name=x": "propertyName 'app.kubernetes.io/name'",
 		"policy.extraVolumes[0].emptyDir.medium=Memory": "/policy/extraVolumes/0",
 		"policy.extraVolumeMounts[0].name=x":            "mountPath",
@@ -222,7 +222,34 @@ func TestChartRefusesWrongValues(t *testing.T) {
 			t.Errorf("--set %s: %v, expected one that names %s:\n%s", set, err, want, out)
 		}
 	}
+	for set, want := range map[string]string{
+		"wireguard.extraEnv[0].name=SEMAPHORE_POD_NAME":                                                       "wireguard.extraEnv: SEMAPHORE_POD_NAME is set by the chart already",
+		"tokens.extraEnv[0].name=GOGC,tokens.extraEnv[1].name=GOGC":                                           "tokens.extraEnv: GOGC is set by another item already",
+		"metrics.auth=true,wireguard.extraEnv[0].name=SEMAPHORE_LISTEN_AUTH":                                  "wireguard.extraEnv: SEMAPHORE_LISTEN_AUTH is set by metrics.auth already",
+		"metrics.auth=true,relay.enabled=true,relay.extraEnv[0].name=SEMAPHORE_LISTEN_AUTH":                   "relay.extraEnv: SEMAPHORE_LISTEN_AUTH is set by metrics.auth already",
+		"relay.enabled=true,wireguard.extraEnv[0].name=SEMAPHORE_REMOTES_FROM":                                "wireguard.extraEnv: SEMAPHORE_REMOTES_FROM is set by relay.enabled and relay.agents already",
+		"wireguard.podPrefixes=calico,wireguard.extraEnv[0].name=SEMAPHORE_WG_POD_CIDRS":                      "wireguard.extraEnv: SEMAPHORE_WG_POD_CIDRS is set by wireguard.podPrefixes already",
+		"serviceMirror.extraVolumes[0].name=probe":                                                            "serviceMirror.extraVolumes: probe is set by the chart already",
+		"wireguard.networkd=true,wireguard.extraVolumes[0].name=networkd-state":                               "wireguard.extraVolumes: networkd-state is set by wireguard.networkd already",
+		"policy.extraVolumeMounts[0].name=x,policy.extraVolumeMounts[0].mountPath=/run/semaphore":             "policy.extraVolumeMounts: /run/semaphore is set by the chart already",
+		"remotes.true.apiURL=https://x,remotes.true.podSubnets={10.6.0.0/16},remotes.true.wgListenPort=51841": "the name of a cluster is y, yes, on, of which YAML makes true: write it in quotes",
+	} {
+		out, err := exec.CommandContext(t.Context(), helm, chartArgs(t, "template", "aws", "--set", "policy.enabled=true,"+set)...).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), want) {
+			t.Errorf("--set %s: %v, expected %q:\n%s", set, err, want, out)
+		}
+	}
+	// YAML makes booleans of names that aren't quoted.
+	for name, want := range map[string]string{"no": "YAML makes false", "off": "YAML makes false", "on": "YAML makes true", "y": "YAML makes true", `"no"`: ""} {
+		file := filepath.Join(t.TempDir(), "values.yaml")
+		must(t, os.WriteFile(file, []byte("remotes:\n  "+name+": {apiURL: https://x, podSubnets: [10.6.0.0/16], wgListenPort: 51841}\n"), 0o600))
+		out, err := exec.CommandContext(t.Context(), helm, chartArgs(t, "template", "aws", "--values", file)...).CombinedOutput()
+		if want == "" && (err != nil || !strings.Contains(string(out), "\n  SEMAPHORE_REMOTES: gcp,no\n")) || want != "" && (err == nil || !strings.Contains(string(out), want)) {
+			t.Errorf("a remote %s: %v, expected %q:\n%s", name, err, want, out)
+		}
+	}
 	for _, set := range []string{
+		"wireguard.extraEnv[0].name=SEMAPHORE_LISTEN_AUTH", "wireguard.extraEnv[0].name=SEMAPHORE_WG_POD_CIDRS",
 		"remotes.gcp.wgMTU=1380", "remotes.gcp.wgMTU=auto", "remotes.gcp.maxAnswer=64Mi", "remotes.gcp.staleAfter=5m", "remotes.gcp.staleAfter=0",
 		"settings.wgBackend=userspace", "settings.removalGrace=0", "remotes.gcp.kubeconfig=/x", "wireguard.extraEnv[0].name=GOGC",
 	} {
@@ -245,6 +272,7 @@ func TestChartValues(t *testing.T) {
 		"--set", "policy.resources.limits.memory=2Gi,policy.nodeSelector.pool=system,policy.podAnnotations.a=b,policy.extraEnv[0].name=GOGC,policy.extraEnv[0].value=50",
 		"--set", extra("wireguard")+","+extra("policy")+","+extra("tokens"),
 		"--set", "wireguard.podAnnotations.c=d,wireguard.extraEnv[0].name=GOGC,tokens.extraEnv[0].name=GOGC",
+		"--set", `policy.podAnnotations.cluster-autoscaler\.kubernetes\.io/safe-to-evict-local-volumes=probe\,more`,
 		"--set", "serviceMirror.enabled=false,networkPolicy.enabled=false",
 		"--set", "settings.logLevel=debug,settings.wgPeerMetrics=50,settings.mirrorSelector=,settings.wgSourceFilter=false",
 		"--set", "remotes.b-1.kubeconfig=/etc/semaphore/remotes/b-1.kubeconfig,remotes.b-1.podSubnets={10.6.0.0/16},remotes.b-1.wgListenPort=51841,remotes.b-1.maxObjects=1000000")...))
@@ -287,6 +315,9 @@ func TestChartValues(t *testing.T) {
 	}
 	if diff := cmp.Diff(map[string]any{"kubectl.kubernetes.io/default-container": "agent", "c": "d"}, path("DaemonSet semaphore-wireguard", "spec", "template", "metadata", "annotations")); diff != "" {
 		t.Errorf("annotations of agents: %s", diff)
+	}
+	if diff := cmp.Diff(map[string]any{"cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes": "probe,more", "a": "b"}, path("Deployment semaphore-policy", "spec", "template", "metadata", "annotations")); diff != "" {
+		t.Errorf("annotations of semaphore-policy's pods: %s", diff)
 	}
 	if diff := cmp.Diff(map[string]any{"kubernetes.io/os": "linux", "pool": "system"}, path("Deployment semaphore-policy", append(pod, "nodeSelector")...)); diff != "" {
 		t.Errorf("nodes of semaphore-policy: %s", diff)

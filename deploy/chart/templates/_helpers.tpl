@@ -29,6 +29,9 @@
 {{- end -}}
 {{- end -}}
 {{- range $remote, $settings := .Values.remotes -}}
+{{- with get (dict "false" "n, no, off" "true" "y, yes, on") $remote -}}
+{{- fail (printf "remotes: the name of a cluster is %s, of which YAML makes %s: write it in quotes" . $remote) -}}
+{{- end -}}
 {{- $prefix := printf "SEMAPHORE_REMOTE_%s_" ($remote | upper | replace "-" "_") -}}
 {{- range $key, $value := $settings -}}
 {{- if not (kindIs "invalid" $value) -}}
@@ -53,4 +56,15 @@
 {{- $data := fromYaml (include "semaphore.settings" .) -}}
 {{- $hash := dict "kind" "ConfigMap" "name" "" "data" $data | toJson | sha256sum | trunc 10 -}}
 semaphore-{{ $hash | replace "0" "g" | replace "1" "h" | replace "3" "k" | replace "a" "m" | replace "e" "t" }}
+{{- end -}}
+
+{{- /* Refuses items that are there already: field is unique among them, and set says by what a field is set. */ -}}
+{{- define "semaphore.once" -}}
+{{- range .items -}}
+{{- $item := get . $.field -}}
+{{- with get $.set $item -}}
+{{- fail (printf "%s: %s is set by %s already: remove this item" $.value $item .) -}}
+{{- end -}}
+{{- $_ := set $.set $item "another item" -}}
+{{- end -}}
 {{- end -}}

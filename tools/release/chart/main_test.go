@@ -121,9 +121,6 @@ func TestKeys(t *testing.T) {
 			t.Errorf("%s sets %s, which is set elsewhere", key, d.Variable)
 		}
 	}
-	if !slices.Contains(settings.reserved, "SEMAPHORE_POD_NAME") || slices.Contains(settings.reserved, "SEMAPHORE_LOG_LEVEL") {
-		t.Errorf("reserved are %q", settings.reserved)
-	}
 }
 
 // TestRelease writes the chart of a release, and nothing over other files.

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -14,11 +13,7 @@ import (
 )
 
 // values are the settings of internal/config by their keys in the chart's values.
-type values struct {
-	settings, remotes map[string]config.Description
-	// reserved are the variables that pod templates set.
-	reserved []string
-}
+type values struct{ settings, remotes map[string]config.Description }
 
 const prefix = "SEMAPHORE_"
 
@@ -32,16 +27,12 @@ func settings() values {
 		for _, c := range t.components {
 			folders = append(folders, c.folder)
 		}
-		for i, folder := range folders {
+		for _, folder := range folders {
 			for _, name := range environment(t.base, folder) {
-				if elsewhere[name] = true; i == 0 {
-					v.reserved = append(v.reserved, name)
-				}
+				elsewhere[name] = true
 			}
 		}
 	}
-	slices.Sort(v.reserved)
-	v.reserved = slices.Compact(v.reserved)
 	for _, p := range config.Programs() {
 		for _, d := range p.Settings {
 			if !elsewhere[d.Variable] && d.Variable != "" {
@@ -145,7 +136,11 @@ func (v values) schema() ([]byte, error) {
 		return object{"type": "object", "additionalProperties": text, "propertyNames": names}
 	}
 	named := func(fields ...string) object {
-		return object{"type": "array", "items": object{"type": "object", "required": fields}}
+		properties := object{}
+		for _, field := range fields {
+			properties[field] = text
+		}
+		return object{"type": "array", "items": object{"type": "object", "required": fields, "properties": properties}}
 	}
 	workload := func(more object) object {
 		properties := object{
@@ -153,13 +148,7 @@ func (v values) schema() ([]byte, error) {
 			"topologySpreadConstraints": list, "priorityClassName": text, "enabled": boolean,
 			"podAnnotations": others("kubectl.kubernetes.io/default-container"),
 			"podLabels":      others("app.kubernetes.io/name", "app.kubernetes.io/part-of"),
-			"extraVolumes":   named("name"), "extraVolumeMounts": named("name", "mountPath"),
-			"extraEnv": object{"type": "array", "items": object{
-				"type": "object", "required": []string{"name"},
-				"properties": object{"name": object{
-					"type": "string", "not": object{"enum": v.reserved}, "description": "none of those that the chart sets",
-				}},
-			}},
+			"extraEnv":       named("name"), "extraVolumes": named("name"), "extraVolumeMounts": named("name", "mountPath"),
 		}
 		maps.Copy(properties, more)
 		return closed("", properties)

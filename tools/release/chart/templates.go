@@ -157,7 +157,7 @@ func (g *generator) pods(template map[string]any, program string) {
 			for _, name := range slices.Sorted(maps.Keys(own)) {
 				list += fmt.Sprintf(" %q %q", name, own[name])
 			}
-			all = "merge (dict" + list + ") (default dict " + all + ")"
+			all = "merge (dict) (default dict " + all + ") (dict" + list + ")"
 		}
 		metadata[key] = g.field(all)
 	}
@@ -170,7 +170,11 @@ func (g *generator) pods(template map[string]any, program string) {
 		spec[key] = g.scalar("$.Values." + program + "." + key)
 	}
 	spec["imagePullSecrets"] = g.field("$.Values.imagePullSecrets")
-	g.extend(spec, "volumes", "name", "$.Values."+program+".extraVolumes")
+	for _, e := range extras {
+		if e.list == "volumes" {
+			g.extend(spec, e, program)
+		}
+	}
 	for _, list := range []string{"initContainers", "containers"} {
 		containers, _ := spec[list].([]any)
 		for _, c := range containers {
@@ -181,19 +185,101 @@ func (g *generator) pods(template map[string]any, program string) {
 				continue
 			}
 			g.set(c, "resources", program+".resources")
-			g.extend(c, "env", "name", "$.Values."+program+".extraEnv")
-			g.extend(c, "volumeMounts", "mountPath", "$.Values."+program+".extraVolumeMounts")
+			for _, e := range extras {
+				if e.list != "volumes" {
+					g.extend(c, e, program)
+				}
+			}
 		}
 	}
 }
 
-// extend puts a token for a value's items at the end of a list, whose items have a field.
-func (g *generator) extend(in map[string]any, list, field, value string) {
-	if items, has := in[list].([]any); has {
-		in[list] = append(items, map[string]any{field: g.items(value)})
+// extra is a value whose items are added to a list of a program's pods, or of their containers.
+// The field is unique among the items.
+type extra struct{ value, list, field string }
+
+var extras = []extra{{"extraEnv", "env", "name"}, {"extraVolumes", "volumes", "name"}, {"extraVolumeMounts", "volumeMounts", "mountPath"}}
+
+// extend puts a token for a value's items at the end of a list.
+func (g *generator) extend(in map[string]any, e extra, program string) {
+	value := "$.Values." + program + "." + e.value
+	if items, has := in[e.list].([]any); has {
+		in[e.list] = append(items, map[string]any{e.field: g.items(value)})
 	} else {
-		in[list] = g.field(value)
+		in[e.list] = g.field(value)
 	}
+}
+
+// fields returns the unique fields of the items that containers of objects, or their pods, have.
+func (e extra) fields(objects []*unstructured.Unstructured) []string {
+	var all []string
+	of := func(o map[string]any) {
+		items, _ := o[e.list].([]any)
+		for _, item := range items {
+			all = append(all, fmt.Sprint(item.(map[string]any)[e.field]))
+		}
+	}
+	for _, o := range objects {
+		manifests.Walk(o.Object, func(key string, value any) any {
+			switch value := value.(type) {
+			case []any:
+				for _, c := range value {
+					if container, is := c.(map[string]any); is && key == "containers" {
+						of(container)
+					}
+				}
+			case map[string]any:
+				if key == "spec" {
+					of(value)
+				}
+			}
+			return value
+		})
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// once returns the lines that refuse items of values which the program's pods have already: the
+// API server refuses some, and some only with server-side apply.
+func once(t template) ([]string, error) {
+	base, err := manifests.Base(t.base)
+	if err != nil {
+		return nil, err
+	}
+	var lines []string
+	for _, e := range extras {
+		own := e.fields(base)
+		lines = append(lines, "{{- $set := dict"+each(own, "the chart")+" }}")
+		for _, c := range t.components {
+			objects, err := manifests.Base(t.base)
+			if err != nil {
+				return nil, err
+			}
+			if objects, err = manifests.Add(objects, c.folder); err != nil {
+				return nil, err
+			}
+			added := slices.DeleteFunc(e.fields(objects), func(name string) bool { return slices.Contains(own, name) })
+			if len(added) > 0 {
+				by := strings.Join(slices.Compact(valueName.FindAllString(c.when, -1)), " and ")
+				lines = append(lines, "{{- if "+c.when+" }}{{- $set = merge $set (dict"+each(added, strings.ReplaceAll(by, "$.Values.", ""))+") }}{{- end }}")
+			}
+		}
+		lines = append(lines, fmt.Sprintf(`{{- include "semaphore.once" (dict "value" %q "field" %q "items" $.Values.%[1]s "set" $set) }}`, t.values+"."+e.value, e.field))
+	}
+	return lines, nil
+}
+
+// valueName is the name of a value in a condition.
+var valueName = regexp.MustCompile(`\$\.Values\.[\w.]+`)
+
+// each returns the arguments of dict for names with the same value.
+func each(names []string, value string) string {
+	arguments := ""
+	for _, name := range names {
+		arguments += fmt.Sprintf(" %q %q", name, value)
+	}
+	return arguments
 }
 
 // condition returns the condition under which an object exists, besides that of its base.
@@ -264,6 +350,11 @@ func (g *generator) template(t template) (string, error) {
 		all = append(all, document(merge(escape(lines), escapeAll(variants[i])), condition(o))...)
 	}
 	all = append(all, added...)
+	refusals, err := once(t)
+	if err != nil {
+		return "", err
+	}
+	all = append(refusals, all...)
 	if t.values != "" && t.values != "wireguard" {
 		all = slices.Concat([]string{"{{- if $.Values." + t.values + ".enabled }}"}, all, []string{"{{- end }}"})
 	}
