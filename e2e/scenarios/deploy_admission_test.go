@@ -3,11 +3,13 @@ package scenarios_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -180,11 +182,51 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 		{"who owns which fields, forgotten beside an own annotation", `{"metadata":{"managedFields":[{}],"annotations":{"gcp.wireguard.semaphore.uw.io/pubKey":"key"}}}`, "may not change which fields"},
 		{"who owns which fields, claimed", `{"metadata":{"managedFields":[{"manager":"e2e","operation":"Update","apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":{"f:spec":{"f:unschedulable":{}}}}]}}`, "may not change which fields e2e owns"},
 		{"unschedulable", `{"spec":{"unschedulable":true}}`, "only change annotations"},
+		{"a long endpoint", `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/endpoint":"` + strings.Repeat("x", 65) + `"}}}`, "keys and endpoints of at most 64 characters"},
+		{"a long key beside others", publishedFor(2, strings.Repeat("x", 65)), "keys and endpoints of at most 64 characters"},
+		{"keys of that length", publishedFor(2, strings.Repeat("x", 64)), ""},
+		{"for a cluster with a long name", `{"metadata":{"annotations":{"` + strings.Repeat("a", 53) + `.wireguard.semaphore.uw.io/pubKey":"x"}}}`, "may not change the annotation aaa"},
+		{"for a cluster with a name of that length", `{"metadata":{"annotations":{"` + strings.Repeat("a", 52) + `.wireguard.semaphore.uw.io/pubKey":"x"}}}`, ""},
+		{"for a cluster with a name of that length, removed", `{"metadata":{"annotations":{"` + strings.Repeat("a", 52) + `.wireguard.semaphore.uw.io/pubKey":null}}}`, ""},
+		{"for too many clusters", publishedFor(129, "x"), "for at most 128 clusters"},
+		{"for as many clusters as may be", publishedFor(128, "x"), ""},
+		{"for one more", `{"metadata":{"annotations":{"gcp.wireguard.semaphore.uw.io/pubKey":"x"}}}`, "for at most 128 clusters"},
+		{"a change for one of many", `{"metadata":{"annotations":{"c1.wireguard.semaphore.uw.io/pubKey":"y"}}}`, ""},
+		{"for as many clusters, removed", strings.ReplaceAll(publishedFor(128, "x"), `"x"`, "null"), ""},
 	}
 	for _, p := range patches {
 		t.Run(p.name, func(t *testing.T) { refused(t, merge(t.Context(), own, "aws-1", p.patch), p.want) })
 	}
 
+	t.Run("who owns which fields, claimed for fields that don't exist", func(t *testing.T) {
+		node, err := nodes.Get(t.Context(), "aws-1", metav1.GetOptions{})
+		must(t, err)
+		claim := func(entries int, fields string) error {
+			all := slices.Clone(node.ManagedFields)
+			for i := range entries {
+				all = append(all, metav1.ManagedFieldsEntry{
+					Manager: fmt.Sprintf("x%d", i), Operation: metav1.ManagedFieldsOperationApply, APIVersion: "v1",
+					FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{` + fields + `}}}`),
+				})
+			}
+			patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"managedFields": all}})
+			must(t, err)
+			_, err = own.Patch(t.Context(), "aws-1", types.MergePatchType, patch, dryPatch)
+			return err
+		}
+		many := func(n int, cluster string) string {
+			fields := make([]string, n)
+			for i := range fields {
+				fields[i] = fmt.Sprintf(`"f:%s%d.wireguard.semaphore.uw.io/pubKey":{}`, cluster, i)
+			}
+			return strings.Join(fields, ",")
+		}
+		must(t, claim(1, many(258, "c")))
+		refused(t, claim(1, many(259, "c")), "with at most 258 annotations each")
+		refused(t, claim(1, many(1, strings.Repeat("c", 52))), "may not change which fields x0 owns")
+		must(t, claim(32-len(node.ManagedFields), many(1, "c")))
+		refused(t, claim(33-len(node.ManagedFields), many(1, "c")), "field managers up to 32")
+	})
 	t.Run("what OVN-Kubernetes has given it", func(t *testing.T) {
 		for annotation, prefixes := range map[string]string{
 			`{"default":["10.2.7.0/24","fd00:2:7::/64"]}`: "10.2.7.0/24,fd00:2:7::/64", `{"default":"10.2.7.0/24"}`: "10.2.7.0/24", "10.2.7.0/24": "10.2.7.0/24",
@@ -250,6 +292,17 @@ func TestNodeSpeaksOnlyForItself(t *testing.T) {
 	t.Run("everybody else goes on", func(t *testing.T) {
 		must(t, merge(t.Context(), nodes, "aws-1", `{"metadata":{"labels":{"more":"x"},"annotations":{"more":"x"}},"spec":{"unschedulable":true}}`))
 	})
+}
+
+// publishedFor is a patch of the annotations for n clusters.
+func publishedFor(n int, value string) string {
+	var all []string
+	for i := range n {
+		for _, name := range []string{"pubKey", "endpoint"} {
+			all = append(all, fmt.Sprintf(`"c%d.wireguard.semaphore.uw.io/%s":%q`, i, name, value))
+		}
+	}
+	return `{"metadata":{"annotations":{` + strings.Join(all, ",") + `}}}`
 }
 
 // publishVirtually tests the admission policy with maps of pod subnets, in a cluster that has one

@@ -4,8 +4,11 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -69,6 +72,29 @@ func TestPolicyWritesOnlyItsOwn(t *testing.T) {
 		leases(t, own, admin, policyAccount+"-gcp", "semaphore-policyx", "only write its own lease")
 	})
 	t.Run("events", func(t *testing.T) { policyEvents(t, own, admin) })
+	t.Run("any number of leases", func(t *testing.T) {
+		// Without the rights that only this test gives it.
+		must(t, admin.RbacV1().ClusterRoleBindings().Delete(t.Context(), systemNamespace+"-"+policyAccount, metav1.DeleteOptions{}))
+		update := authorizationv1.ResourceAttributes{Namespace: systemNamespace, Verb: "update", Group: "coordination.k8s.io", Resource: "leases"}
+		must(t, cluster.AwaitRight(t.Context(), systemNamespace, policyAccount, update, false))
+		create := func(name string) error {
+			_, err := own.CoordinationV1().Leases(systemNamespace).Create(t.Context(),
+				&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}}, dryCreate)
+			return err
+		}
+		for _, name := range []string{policyAccount + "-gcp", policyAccount + "-" + strings.Repeat("x", 200)} {
+			refused(t, create(name), "may not create the lease "+name+", which it has no right to update")
+		}
+		must(t, admin.CoordinationV1().Leases(systemNamespace).Delete(t.Context(), policyAccount, metav1.DeleteOptions{}))
+		must(t, create(policyAccount))
+		// As a Role for the original tool's flags gives it.
+		_, err := admin.RbacV1().Roles(systemNamespace).Patch(t.Context(), policyAccount, types.JSONPatchType,
+			[]byte(`[{"op":"add","path":"/rules/1/resourceNames/-","value":"semaphore-policy-gcp"}]`), metav1.PatchOptions{})
+		must(t, err)
+		update.Name = policyAccount + "-gcp"
+		must(t, cluster.AwaitRight(t.Context(), systemNamespace, policyAccount, update, true))
+		must(t, create(update.Name))
+	})
 }
 
 const noLastApplied = "may not change the annotation " + corev1.LastAppliedConfigAnnotation

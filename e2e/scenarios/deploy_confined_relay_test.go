@@ -168,6 +168,12 @@ func TestOnlyTheRelayWritesPeers(t *testing.T) {
 		_, err = api.Patch(t.Context(), lease.Name, types.MergePatchType, []byte(`{"metadata":{"labels":{"semaphore.uw.io/cluster":"merit"}}}`), dryPatch)
 		refused(t, err, onlyData)
 		must(t, api.Delete(t.Context(), lease.Name, metav1.DeleteOptions{}))
+		long := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.LeaseName(strings.Repeat("x", 52))}}
+		_, err = api.Create(t.Context(), long, dryCreate)
+		must(t, err)
+		long.Name += "x"
+		_, err = api.Create(t.Context(), long, dryCreate)
+		refused(t, err, "a name of at most 58 characters")
 		refused(t, api.DeleteCollection(t.Context(), dryDelete, metav1.ListOptions{}), "only write its own lease")
 	})
 }

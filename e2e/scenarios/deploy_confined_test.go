@@ -381,6 +381,8 @@ func mirrorReplicas(t *testing.T, own, admin kubernetes.Interface) {
 	})
 }
 
+const tooLong = "at most 320"
+
 const onlyData = "may change neither labels, annotations, finalizers nor owners"
 
 // eventsWith checks that Events with further metadata are refused.
@@ -420,10 +422,15 @@ func leases(t *testing.T, own, admin kubernetes.Interface, name, another, want s
 			refused(t, err, onlyData)
 		})
 	}
+	long := strings.Repeat("x", 321)
+	l := lease(name)
+	l.Spec.HolderIdentity = &long
+	_, err := api.Create(t.Context(), l, dryCreate)
+	refused(t, err, tooLong)
 	refused(t, create(name), "")
 	taken, err := admin.CoordinationV1().Leases(systemNamespace).Create(t.Context(), lease(another), metav1.CreateOptions{})
 	must(t, err)
-	holder := "another"
+	holder := strings.Repeat("x", 320)
 	taken.Spec.HolderIdentity = &holder
 	_, err = api.Update(t.Context(), taken, metav1.UpdateOptions{})
 	refused(t, err, want)
@@ -434,6 +441,11 @@ func leases(t *testing.T, own, admin kubernetes.Interface, name, another, want s
 	mine.Spec.HolderIdentity = &holder
 	_, err = api.Update(t.Context(), mine, metav1.UpdateOptions{})
 	must(t, err)
+	mine, err = api.Get(t.Context(), name, metav1.GetOptions{})
+	must(t, err)
+	mine.Spec.HolderIdentity = &long
+	_, err = api.Update(t.Context(), mine, metav1.UpdateOptions{})
+	refused(t, err, tooLong)
 	for what, change := range metadata() {
 		t.Run("lease changed with "+what, func(t *testing.T) {
 			mine, err := api.Get(t.Context(), name, metav1.GetOptions{})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -66,6 +67,12 @@ func TestAgentReportsOnlyItsOwnPaths(t *testing.T) {
 		{"with another annotation", func(l *coordinationv1.Lease) {
 			l.Annotations["more"] = "x"
 		}, form},
+		{"of the longest length", func(l *coordinationv1.Lease) {
+			l.Annotations[pathreport.Annotation] = strings.Repeat("x", pathreport.MaxSize)
+		}, ""},
+		{"of more", func(l *coordinationv1.Lease) {
+			l.Annotations[pathreport.Annotation] = strings.Repeat("x", pathreport.MaxSize+1)
+		}, "may have at most 131072 characters"},
 		{"with a finalizer", func(l *coordinationv1.Lease) { l.Finalizers = []string{"example.com/stay"} }, form},
 		{"that outlives it", func(l *coordinationv1.Lease) { l.OwnerReferences = nil }, owned},
 		{"that goes with another pod", func(l *coordinationv1.Lease) {
