@@ -253,7 +253,7 @@ func servicePatch(have identity, want *corev1.Service) mergePatch {
 		"sessionAffinity":          want.Spec.SessionAffinity,
 		"sessionAffinityConfig":    want.Spec.SessionAffinityConfig,
 		"publishNotReadyAddresses": want.Spec.PublishNotReadyAddresses,
-		"internalTrafficPolicy":    corev1.ServiceInternalTrafficPolicyCluster,
+		"internalTrafficPolicy":    want.Spec.InternalTrafficPolicy,
 		"trafficDistribution":      want.Spec.TrafficDistribution,
 	}
 	if p := want.Spec.IPFamilyPolicy; p != nil {

@@ -49,9 +49,7 @@ func (t *Service) derived(k origin.Key, owner types.UID) *corev1.Service {
 	if owner != "" { // it is made before the import, which gets its addresses
 		s.OwnerReferences = []metav1.OwnerReference{mcs.Owner(k.Name, owner)}
 	}
-	if d := t.Imported.TrafficDistribution; d != "" {
-		s.Spec.TrafficDistribution = &d
-	}
+	t.Imported.Traffic(&s.Spec)
 	return s
 }
 

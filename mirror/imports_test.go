@@ -195,6 +195,52 @@ func TestObjectsHeldByFinalizers(t *testing.T) {
 	})
 }
 
+// With internalTrafficPolicy Local a request stays on its node, or fails, as in the exporting
+// cluster: so says the derived Service, and the cluster's own endpoints have their nodes. Those of
+// others have none, as their nodes may have the names of ours.
+func TestInternalTrafficPolicyLocal(t *testing.T) {
+	inClusterset(t, func(c *clusterset) {
+		c.start()
+		policy := func(p corev1.ServiceInternalTrafficPolicy) func(*corev1.Service) {
+			return func(s *corev1.Service) { s.Spec.InternalTrafficPolicy = &p }
+		}
+		nodes := func(want corev1.ServiceInternalTrafficPolicy, all ...string) {
+			t.Helper()
+			wait(t, "the policy "+string(want), func() error {
+				var i v1beta1.ServiceImport
+				var s corev1.Service
+				c.gcp.Get("serviceimports", "shop", "web", &i)
+				c.gcp.Get("services", "shop", mcs.DerivedName("shop", "web"), &s)
+				if i.Spec.InternalTrafficPolicy == nil || *i.Spec.InternalTrafficPolicy != want || s.Spec.InternalTrafficPolicy == nil || *s.Spec.InternalTrafficPolicy != want {
+					return fmt.Errorf("import %+v, derived service %+v", i.Spec, s.Spec)
+				}
+				var got []string
+				for _, sl := range kubetest.All[discoveryv1.EndpointSlice](c.gcp, "endpointslices", "shop") {
+					for n := range sl.Endpoints {
+						if node := sl.Endpoints[n].NodeName; sl.Labels[mcs.LabelSourceCluster] != "" && node != nil {
+							got = append(got, sl.Endpoints[n].Addresses[0]+" "+*node)
+						}
+					}
+				}
+				if !slices.Equal(got, all) {
+					return fmt.Errorf("nodes of endpoints %q, want %q", got, all)
+				}
+				return nil
+			})
+		}
+		c.put(c.aws, svc("web", policy(corev1.ServiceInternalTrafficPolicyLocal)), "10.4.0.1")
+		c.export(c.aws, "web", 10)
+		c.put(c.gcp, svc("web", policy(corev1.ServiceInternalTrafficPolicyLocal)), "10.2.0.1")
+		c.export(c.gcp, "web", 5)
+		c.imported(c.gcp, "web", "aws 10.4.0.1:8080", "gcp 10.2.0.1:8080")
+		nodes(corev1.ServiceInternalTrafficPolicyLocal, "10.2.0.1 node-1")
+		for _, api := range []*kubetest.API{c.aws, c.gcp} {
+			c.put(api, svc("web", policy(corev1.ServiceInternalTrafficPolicyCluster)))
+		}
+		nodes(corev1.ServiceInternalTrafficPolicyCluster)
+	})
+}
+
 // headless makes a service headless.
 func headless(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }
 

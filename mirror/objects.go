@@ -129,8 +129,10 @@ type Slice struct {
 	origin   *origin.Slice
 	zones    []string // hints; nil: none
 	headless bool
-	sum      sum
-	size     int // of the object, in bytes
+	// nodes: endpoints have their nodes, which must be those of the local cluster.
+	nodes bool
+	sum   sum
+	size  int // of the object, in bytes
 }
 
 // slice returns a desired slice, or nil.
@@ -153,6 +155,7 @@ func (t *Service) retained(name string) *Retained {
 
 // service returns the desired Service object.
 func (t *Service) service(namespace string) *corev1.Service {
+	cluster := corev1.ServiceInternalTrafficPolicyCluster
 	s := &corev1.Service{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
 		ObjectMeta: metav1.ObjectMeta{
@@ -164,6 +167,7 @@ func (t *Service) service(namespace string) *corev1.Service {
 		},
 		Spec: corev1.ServiceSpec{
 			Type:                     corev1.ServiceTypeClusterIP,
+			InternalTrafficPolicy:    &cluster,
 			SessionAffinity:          corev1.ServiceAffinityNone,
 			PublishNotReadyAddresses: t.Spec.PublishNotReady,
 		},
@@ -248,6 +252,9 @@ func (w *Slice) object(namespace, service string) *discoveryv1.EndpointSlice {
 		}
 		if e.Hostname != "" {
 			endpoint.Hostname = &e.Hostname
+		}
+		if w.nodes && e.Node != "" {
+			endpoint.NodeName = &e.Node
 		}
 		s.Endpoints = append(s.Endpoints, endpoint)
 	}

@@ -404,7 +404,8 @@ func (b *builder) grant(w *Service, e *candidate, tally *Tally) bool {
 // slice returns the desired slice: the previous one if nothing has changed.
 func (b *builder) slice(w *Service, e *candidate) Slice {
 	now := Slice{Name: e.name, Cluster: e.cluster.name, Endpoints: e.endpoints, origin: e.origin, zones: e.zones, headless: w.Spec.Headless}
-	if p := b.prior[e.name]; p != nil && p.origin == now.origin && p.headless == now.headless &&
+	now.nodes = e.cluster.local && w.Imported != nil && w.Imported.NodeLocal()
+	if p := b.prior[e.name]; p != nil && p.origin == now.origin && p.headless == now.headless && p.nodes == now.nodes &&
 		slices.Equal(p.zones, now.zones) && slices.Equal(p.Endpoints, now.Endpoints) {
 		return *p
 	}

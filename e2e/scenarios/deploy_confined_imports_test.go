@@ -235,7 +235,7 @@ func importedSlices(t *testing.T, own, admin kubernetes.Interface, owner types.U
 		return err
 	})
 	const labels, noService, owned, addresses, notOurs = "must have the label of the service mirror and that of their cluster", "must be those of a derived service",
-		"must be owned by it", "must not refer to nodes or objects", "were not created by the service mirror for an import"
+		"must be owned by it", "must not refer to objects", "were not created by the service mirror for an import"
 	for _, c := range []struct {
 		name   string
 		change func(*discoveryv1.EndpointSlice)
@@ -255,7 +255,11 @@ func importedSlices(t *testing.T, own, admin kubernetes.Interface, owner types.U
 		{"of names", func(s *discoveryv1.EndpointSlice) {
 			s.AddressType, s.Endpoints[0].Addresses = discoveryv1.AddressTypeFQDN, []string{"example.com"} //nolint:staticcheck // Which is refused.
 		}, addresses},
-		{"on a node", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].NodeName = &node }, addresses},
+		{"on a node", func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].NodeName = &node }, ""},
+		{"of a headless import, on a node", func(s *discoveryv1.EndpointSlice) {
+			delete(s.Labels, discoveryv1.LabelServiceName)
+			s.Endpoints[0].NodeName = &node
+		}, "endpoints of a headless import must not refer to nodes"},
 		{"of a pod", func(s *discoveryv1.EndpointSlice) {
 			s.Endpoints[0].TargetRef = &corev1.ObjectReference{Kind: "Pod", Name: "x"}
 		}, addresses},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"testing"
@@ -148,6 +149,46 @@ func (m *imports) headlessExport(t *testing.T, ns string) {
 	m.named(t, name, dnsmessage.TypeSRV, ports...)
 	m.answered(t, ns, programs.PodPort, servers...)
 	m.unexport(t, m.gcp, ns)
+	m.gone(t, ns, m.clusters...)
+}
+
+// onTheNode exports Services of aws and gcp whose requests must stay on their node.
+func (m *imports) onTheNode(t *testing.T, ns string) {
+	m.in(t, ns, m.clusters...)
+	local := corev1.ServiceInternalTrafficPolicyLocal
+	for _, c := range []*testbed.Cluster{m.aws, m.gcp} {
+		putService(t, c, ns, web(func(s *corev1.Service) { s.Spec.InternalTrafficPolicy = &local }), m.servers[c]...)
+		m.export(t, c, ns)
+	}
+	m.imported(t, ns, func(i *v1beta1.ServiceImport) error {
+		if i.Spec.InternalTrafficPolicy == nil || *i.Spec.InternalTrafficPolicy != local {
+			return fmt.Errorf("%+v", i.Spec)
+		}
+		return from("aws", "gcp")(i)
+	})
+	name := importName(ns)
+	for _, client := range m.clients {
+		eventually(t, patient, "requests of "+client.Name+" to stay on its node", func(ctx context.Context) error {
+			for _, server := range slices.Concat(m.servers[m.aws], m.servers[m.gcp]) {
+				if server.Node == client.Node {
+					return m.ask(ctx, client, name, 8888, []*testbed.Pod{server})
+				}
+			}
+			addresses, err := m.addresses(ctx, client, name) // the node has none
+			for _, a := range addresses {
+				ctx, cancel := context.WithTimeout(ctx, time.Second)
+				answer, failed := client.Get(ctx, "http://"+net.JoinHostPort(a, "8888")+"/")
+				cancel()
+				if failed == nil {
+					err = errors.Join(err, fmt.Errorf("%s answers %q", a, answer))
+				}
+			}
+			return err
+		})
+	}
+	for _, c := range []*testbed.Cluster{m.aws, m.gcp} {
+		m.unexport(t, c, ns)
+	}
 	m.gone(t, ns, m.clusters...)
 }
 

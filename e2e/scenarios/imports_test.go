@@ -429,6 +429,7 @@ func TestImports(t *testing.T) {
 			{"conflicts", (*imports).conflicts},
 			{"invalid", (*imports).invalid},
 			{"namespaces", (*imports).namespaces},
+			{"on-the-node", (*imports).onTheNode},
 		} {
 			t.Run(part.ns, func(t *testing.T) {
 				t.Parallel()

@@ -99,6 +99,24 @@ func TestMerge(t *testing.T) {
 	}
 }
 
+func TestTraffic(t *testing.T) {
+	for _, c := range []struct {
+		i      Import
+		policy corev1.ServiceInternalTrafficPolicy
+		near   string
+	}{
+		{Import{}, "Cluster", ""},
+		{Import{InternalTrafficPolicy: "Cluster", TrafficDistribution: "PreferClose"}, "Cluster", "PreferClose"},
+		{Import{InternalTrafficPolicy: "Local"}, "Local", ""},
+		{Import{InternalTrafficPolicy: "Local", Headless: true}, "Cluster", ""},
+	} {
+		var s corev1.ServiceSpec
+		if c.i.Traffic(&s); *s.InternalTrafficPolicy != c.policy || (s.TrafficDistribution == nil) != (c.near == "") || c.near != "" && *s.TrafficDistribution != c.near {
+			t.Errorf("%+v: %+v", c.i, s)
+		}
+	}
+}
+
 // The order in which exports are seen doesn't matter, and one that is seen later decides
 // nothing about a running import.
 func TestRank(t *testing.T) {

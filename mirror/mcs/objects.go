@@ -47,6 +47,24 @@ func (i *Import) Object(namespace, name string, ips []string, families []corev1.
 	return o
 }
 
+// NodeLocal reports whether requests may be served only by endpoints on the node that they come
+// from.
+func (i *Import) NodeLocal() bool {
+	return !i.Headless && i.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
+}
+
+// Traffic sets the fields of the derived Service by which requests find endpoints.
+func (i *Import) Traffic(s *corev1.ServiceSpec) {
+	policy := corev1.ServiceInternalTrafficPolicyCluster
+	if i.NodeLocal() {
+		policy = corev1.ServiceInternalTrafficPolicyLocal
+	}
+	s.InternalTrafficPolicy = &policy
+	if d := i.TrafficDistribution; d != "" {
+		s.TrafficDistribution = &d
+	}
+}
+
 func affinityConfig(timeout int32) *corev1.SessionAffinityConfig {
 	if timeout <= 0 {
 		return nil

@@ -35,8 +35,8 @@ type Slice struct {
 type Endpoint struct {
 	Address  netip.Addr // by which it is reached from this cluster
 	Hostname string
-	// Node is its node; empty: unknown. It is for path reports and isn't copied: kube-proxy
-	// would treat the endpoint as local if a local node has the same name.
+	// Node is its node; empty: unknown. It is for path reports, and copied within the cluster only:
+	// kube-proxy would treat a remote endpoint as local if a local node has the same name.
 	Node string
 	// Target is a hash of what the address belongs to, such as a pod; zero: unknown. It is for
 	// counting endpoints and isn't copied.
