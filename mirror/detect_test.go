@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -63,7 +64,7 @@ func TestDetector(t *testing.T) {
 		server, out := &partial{}, &logtest.Buffer{}
 		client, err := kube.NewClient(&rest.Config{Host: "http://api", Transport: server, QPS: -1})
 		must(t, err)
-		d := &detector{client: client, served: feeds.NewGate(), notify: func() {}, log: errlog.Log{
+		d := &detector{client: client, served: feeds.NewGate(), notify: func() {}, families: func([]corev1.IPFamily) {}, log: errlog.Log{
 			Logger: slog.New(slog.NewTextHandler(out, nil)), Failing: "off", Quiet: detectEvery,
 		}}
 		kubetest.Run(t, []run.Task{d}, nil)

@@ -147,7 +147,9 @@ func (a *applier) importStatus(ctx context.Context, k origin.Key, want *Service,
 		return response{}, keep.ErrOutdated // the next pass has another one
 	}
 	with := *want.Imported
-	with.IPs, with.Unsupported = now.spec.IPs, !a.local.imported.supported(k)
+	if with.IPs = now.spec.IPs; !with.Headless {
+		with.Unsupported = !a.local.imported.supported(k)
+	}
 	st, differs := statusOf(now, &with)
 	if c.want = a.sums.status(st); !differs {
 		return response{sum: c.want}, nil

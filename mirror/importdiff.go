@@ -117,7 +117,8 @@ func statusOf(o *ObservedImport, want *Imported) (*v1beta1.ServiceImportStatus, 
 		waiting = "its Service has no addresses yet"
 	}
 	st := *want.Status
-	all, differs := mcs.SetConditions(o.status.Conditions, []metav1.Condition{mcs.ImportCondition(waiting, waiting != "" && want.Unsupported)}, o.age)
+	unsupported := want.Unsupported && (want.Headless || waiting != "")
+	all, differs := mcs.SetConditions(o.status.Conditions, []metav1.Condition{mcs.ImportCondition(waiting, unsupported)}, o.age)
 	st.Conditions = all
 	return &st, differs || !slices.Equal(st.Clusters, o.status.Clusters) || st.EndpointSliceObjects != o.status.EndpointSliceObjects
 }

@@ -23,7 +23,8 @@ var (
 // Imported is the desired state of an import, beyond that of its endpoints.
 type Imported struct {
 	mcs.Import
-	// IPs and Families are those of the derived Service; none yet, or it is headless.
+	// IPs and Families are those of the derived Service, none yet if there is none. A headless
+	// import has no IPs, and the families of mcs.Import.Families.
 	IPs      []string
 	Families []corev1.IPFamily
 	// Unsupported: the local cluster has none of its IP families.

@@ -92,6 +92,8 @@ type imported struct {
 	// unsupported are the imports whose derived Service was refused for its IP family, and
 	// deleted those whose ServiceImport the last write deleted.
 	unsupported, deleted map[origin.Key]bool
+	// families are those of the cluster; none: not known.
+	families []corev1.IPFamily
 }
 
 func newImported(notify func()) *imported {
@@ -127,6 +129,19 @@ func (l *imported) support(k origin.Key, refused bool) {
 	if delete(l.unsupported, k); refused {
 		l.unsupported[k] = true
 	}
+}
+
+// has notes the IP families of the cluster.
+func (l *imported) has(families []corev1.IPFamily) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.families = families
+}
+
+func (l *imported) clusterFamilies() []corev1.IPFamily {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.families
 }
 
 // gone notes that an import was deleted.

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
@@ -45,7 +46,7 @@ func (m *multicluster) tasks() []run.Task {
 func (c *Controller) newMulticluster() *multicluster {
 	sums := c.snapshot.sums
 	m := &multicluster{served: feeds.NewGate()}
-	m.detect = detector{client: c.cfg.Client, served: m.served, notify: c.trigger.Fire, log: errlog.Log{
+	m.detect = detector{client: c.cfg.Client, namespace: c.cfg.Namespace, served: m.served, notify: c.trigger.Fire, families: c.snapshot.local.imported.has, log: errlog.Log{
 		Logger: c.log, Failing: "the Multi-Cluster Services API is off", Quiet: detectEvery,
 	}}
 	if c.cfg.MultiClusterRequired {
@@ -184,10 +185,12 @@ const detectEvery = 30 * time.Second
 // detector waits until the local cluster serves the API, and the account may read its objects:
 // other implementations install the same CRDs.
 type detector struct {
-	client kube.Client
-	served *feeds.Gate
-	notify func()
-	log    errlog.Log
+	client    kube.Client
+	namespace string // of mirrors
+	served    *feeds.Gate
+	notify    func()
+	families  func([]corev1.IPFamily) // is called with those of the cluster
+	log       errlog.Log
 }
 
 // String names the task.
@@ -234,7 +237,29 @@ func (d *detector) ask(ctx context.Context) error {
 	if !served[v1beta1.ServiceExportPluralName] || !served[v1beta1.ServiceImportPluralName] {
 		return errNotServed
 	}
-	return d.mayRead(ctx)
+	if err := d.mayRead(ctx); err != nil {
+		return err
+	}
+	return d.askFamilies(ctx)
+}
+
+// askFamilies finds the IP families of the cluster by a request for a Service of both, which isn't
+// stored. If it is refused, as each mirror is then, they stay unknown.
+func (d *detector) askFamilies(ctx context.Context) error {
+	both := origin.Spec{Traits: origin.Traits{IPv4: true, IPv6: true}, Ports: []origin.Port{{Port: 1, Target: intstr.FromInt32(1)}}}
+	probe := &Service{Name: "families-" + separator + "-any", Spec: both}
+	made, err := d.client.Services(d.namespace).Create(ctx, probe.service(d.namespace), metav1.CreateOptions{
+		FieldManager: fieldManager, FieldValidation: fieldValidation, DryRun: []string{metav1.DryRunAll},
+	})
+	switch {
+	case kube.Refused(err):
+		d.log.Logger.WarnContext(ctx, "headless imports will not have IP families: a Service of both is refused", "err", err)
+	case err != nil:
+		return fmt.Errorf("ask for the IP families of the cluster: %w", err)
+	default:
+		d.families(made.Spec.IPFamilies)
+	}
+	return nil
 }
 
 // mayRead returns an error without the rights of deploy/service-mirror/mcs, by an attempt to

@@ -313,6 +313,10 @@ func (s *Snapshot) wantImport(m *Memo, k origin.Key) (Service, Observed) {
 	if w.Imported != nil {
 		with := *w.Imported
 		w.Imported, with.Unsupported = &with, !s.local.imported.supported(k)
+		if cluster := s.local.imported.clusterFamilies(); w.Spec.Headless {
+			with.Families = with.Import.Families(cluster)
+			with.Unsupported = len(with.Families) == 0 && len(cluster) > 0
+		}
 		if o := have.Service; o != nil && o.ours && !w.Spec.Headless && !o.spec.Headless && (o.owner == "" || o.ownedBy(have.Import)) {
 			with.IPs, with.Families = o.ips, o.families
 		}

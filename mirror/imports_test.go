@@ -244,6 +244,26 @@ func TestInternalTrafficPolicyLocal(t *testing.T) {
 // headless makes a service headless.
 func headless(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone }
 
+// A headless import has the families of the cluster, unless they can't be found.
+func TestFamiliesOfHeadlessImports(t *testing.T) {
+	for name, want := range map[string][]corev1.IPFamily{"found": {corev1.IPv4Protocol}, "refused": nil} {
+		t.Run(name, func(t *testing.T) {
+			inClusterset(t, func(c *clusterset) {
+				if want == nil {
+					refuse(c.gcp, "create services families-")
+				}
+				c.put(c.aws, svc("db", headless), "10.4.0.1")
+				c.export(c.aws, "db", 10)
+				c.start()
+				i := c.imported(c.gcp, "db", "aws 10.4.0.1:8080")
+				if i.Spec.Type != v1beta1.Headless || !slices.Equal(i.Spec.IPFamilies, want) {
+					t.Errorf("%+v", i.Spec)
+				}
+			})
+		})
+	}
+}
+
 // All clusters come to one import, in whichever order things happen.
 func TestClustersAgree(t *testing.T) {
 	tcp := func(name string, port int32) corev1.ServicePort {

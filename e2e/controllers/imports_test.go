@@ -398,10 +398,12 @@ func (b *importBed) testHeadlessImport(t *testing.T) {
 		sl.Endpoints[i].Hostname = &name
 	}
 	must(t, putService(t.Context(), b.aws, ns, s, sl))
+	origin, err := b.aws.Client().CoreV1().Services(ns).Get(t.Context(), "db", metav1.GetOptions{})
+	must(t, err)
 	b.export(t, b.aws, ns, "db")
 	for _, c := range []*testbed.Cluster{b.gcp, b.aws} {
 		i := b.imported(t, c, ns, "db", b.origins(t, b.aws, ns)...)
-		if i.Spec.Type != v1beta1.Headless || len(i.Spec.IPs) > 0 {
+		if i.Spec.Type != v1beta1.Headless || len(i.Spec.IPs) > 0 || !slices.Equal(i.Spec.IPFamilies, origin.Spec.IPFamilies) {
 			t.Errorf("%s: %+v", c.Name, i.Spec)
 		}
 		all := b.slices(t, c, ns, "db")
@@ -505,6 +507,39 @@ func (b *importBed) testFamilies(t *testing.T) {
 		}
 		return err
 	})
+	// The same of headless Services, of which a cluster imports the families that it has.
+	for name, of := range map[string][]corev1.IPFamily{"pods-six": {corev1.IPv6Protocol}, "pods-both": {corev1.IPv6Protocol, corev1.IPv4Protocol}} {
+		s := web(name, headless, func(s *corev1.Service) { s.Spec.IPFamilies = of }, func(s *corev1.Service) {
+			if len(of) > 1 {
+				dual(s)
+			}
+		})
+		must(t, putService(t.Context(), b.aws, ns, s, slice(s, name+"-1", "fd00:10:4::33")))
+		b.export(t, b.aws, ns, name)
+	}
+	four := []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}[:1]
+	for _, of := range []struct {
+		in       string
+		name     string
+		families []corev1.IPFamily
+		reason   string
+	}{
+		{"merit", "pods-six", nil, "IPFamilyNotSupported"},
+		{"merit", "pods-both", four, "Ready"},
+		{"gcp", "pods-six", []corev1.IPFamily{corev1.IPv6Protocol}, "Ready"},
+		{"gcp", "pods-both", four[:2], "Ready"},
+	} {
+		wait(t, of.name+" in "+of.in, func() error {
+			i, err := b.admins[of.in].ServiceImports(ns).Get(t.Context(), of.name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if ready := meta.FindStatusCondition(i.Status.Conditions, "Ready"); ready == nil || ready.Reason != of.reason || i.Spec.Type != v1beta1.Headless || !slices.Equal(i.Spec.IPFamilies, of.families) {
+				return fmt.Errorf("%+v, %v", i.Spec, i.Status.Conditions)
+			}
+			return nil
+		})
+	}
 	before := merit.still(t)
 	time.Sleep(time.Second)
 	if n := merit.still(t) - before; n > 10 {

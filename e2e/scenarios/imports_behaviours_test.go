@@ -119,10 +119,13 @@ func (m *imports) headlessExport(t *testing.T, ns string) {
 	m.in(t, ns, m.clusters...)
 	name, servers := importName(ns), m.servers[m.gcp]
 	putService(t, m.gcp, ns, web(headless, func(s *corev1.Service) { s.Spec.IPFamilyPolicy = nil }), servers...)
+	own, err := m.gcp.Client().CoreV1().Services(ns).Get(t.Context(), "web", metav1.GetOptions{})
+	must(t, err)
 	seen := m.watch(t, ns)
 	m.export(t, m.gcp, ns)
 	m.imported(t, ns, func(i *v1beta1.ServiceImport) error {
-		if i.Spec.Type != v1beta1.Headless || len(i.Spec.IPs) > 0 {
+		// By its families clients know which records to ask for.
+		if i.Spec.Type != v1beta1.Headless || len(i.Spec.IPs) > 0 || !slices.Equal(i.Spec.IPFamilies, own.Spec.IPFamilies) {
 			return fmt.Errorf("%+v", i.Spec)
 		}
 		return from("gcp")(i)

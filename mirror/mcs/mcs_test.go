@@ -99,6 +99,27 @@ func TestMerge(t *testing.T) {
 	}
 }
 
+// A headless import has no addresses of its own, but families: those of its exports that the
+// cluster has, in the cluster's order.
+func TestFamilies(t *testing.T) {
+	both := []corev1.IPFamily{corev1.IPv6Protocol, corev1.IPv4Protocol}
+	for _, c := range []struct {
+		i       Import
+		cluster []corev1.IPFamily
+		want    string
+	}{
+		{Import{IPv4: true, IPv6: true}, both, "[IPv6 IPv4]"},
+		{Import{IPv4: true}, both, "[IPv4]"},
+		{Import{IPv4: true, IPv6: true}, both[1:], "[IPv4]"},
+		{Import{IPv6: true}, both[1:], "[]"},
+		{Import{IPv4: true}, nil, "[]"},
+	} {
+		if got := fmt.Sprint(c.i.Families(c.cluster)); got != c.want {
+			t.Errorf("%+v in a cluster of %v: %s, want %s", c.i, c.cluster, got, c.want)
+		}
+	}
+}
+
 func TestTraffic(t *testing.T) {
 	for _, c := range []struct {
 		i      Import

@@ -47,6 +47,18 @@ func (i *Import) Object(namespace, name string, ips []string, families []corev1.
 	return o
 }
 
+// Families returns the IP families of a headless import: those of its exports that the local
+// cluster has, in the order of the cluster.
+func (i *Import) Families(cluster []corev1.IPFamily) []corev1.IPFamily {
+	var all []corev1.IPFamily
+	for _, f := range cluster {
+		if f == corev1.IPv4Protocol && i.IPv4 || f == corev1.IPv6Protocol && i.IPv6 {
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
 // NodeLocal reports whether requests may be served only by endpoints on the node that they come
 // from.
 func (i *Import) NodeLocal() bool {

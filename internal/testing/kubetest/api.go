@@ -352,10 +352,26 @@ func (a *API) apply(request Request, body []byte, dryRun bool, admit func(Reques
 			return nil, int(status.Code), status.Reason
 		}
 	}
-	if !dryRun && (have == nil || !reflect.DeepEqual(have.Object, object.Object)) {
+	if dryRun {
+		complete(request.Resource, object, a.version)
+	} else if have == nil || !reflect.DeepEqual(have.Object, object.Object) {
 		a.store(request.Resource, object)
 	}
 	return object, http.StatusOK, ""
+}
+
+// complete sets what an API server sets of a Service.
+func complete(resource string, o *unstructured.Unstructured, version int) {
+	if resource != "services" {
+		return
+	}
+	if ip, _, _ := unstructured.NestedString(o.Object, "spec", "clusterIP"); ip == "" {
+		ip = fmt.Sprintf("10.96.0.%d", version)
+		_ = unstructured.SetNestedField(o.Object, ip, "spec", "clusterIP")
+		_ = unstructured.SetNestedStringSlice(o.Object, []string{ip}, "spec", "clusterIPs")
+	}
+	_ = unstructured.SetNestedStringSlice(o.Object, []string{"IPv4"}, "spec", "ipFamilies")
+	_ = unstructured.SetNestedField(o.Object, "SingleStack", "spec", "ipFamilyPolicy")
 }
 
 // store stores an object; the caller holds the lock.
@@ -369,15 +385,7 @@ func (a *API) store(resource string, o *unstructured.Unstructured) {
 	o.SetResourceVersion(strconv.Itoa(a.version))
 	o.SetKind(kinds()[resource].Kind)
 	o.SetAPIVersion(kinds()[resource].APIVersion)
-	if resource == "services" {
-		if ip, _, _ := unstructured.NestedString(o.Object, "spec", "clusterIP"); ip == "" {
-			ip = fmt.Sprintf("10.96.0.%d", a.version)
-			_ = unstructured.SetNestedField(o.Object, ip, "spec", "clusterIP")
-			_ = unstructured.SetNestedStringSlice(o.Object, []string{ip}, "spec", "clusterIPs")
-		}
-		_ = unstructured.SetNestedStringSlice(o.Object, []string{"IPv4"}, "spec", "ipFamilies")
-		_ = unstructured.SetNestedField(o.Object, "SingleStack", "spec", "ipFamilyPolicy")
-	}
+	complete(resource, o, a.version)
 	a.objects[k] = o
 	a.record(resource, o, have, o)
 }
