@@ -2,7 +2,6 @@ package mirror
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -24,6 +23,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/pace"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/mirror/exposed"
+	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 )
 
 const (
@@ -143,6 +143,8 @@ func (c *Change) write(have *Observed, want *Service) keep.Write {
 type response struct {
 	sum     sum
 	differs []string // fields that aren't as requested
+	// instead is what it has instead of what was refused: see mcs.Accepted.
+	instead []string
 }
 
 func (a *applier) change(ctx context.Context, have *Observed, want *Service, c *Change) (response, error) {
@@ -210,30 +212,25 @@ func (a *applier) service(ctx context.Context, have *ObservedService, want *Serv
 		return response{}, err
 	}
 	object := want.service(a.namespace)
-	var made *corev1.Service
-	var err error
-	if c.Verb == verbCreate {
-		made, err = api.Create(ctx, object, created())
-	} else {
-		var data []byte
-		if data, err = json.Marshal(servicePatch(c.have, object)); err == nil {
-			made, err = api.Patch(ctx, c.Name, types.MergePatchType, data, patched())
+	made, instead, err := accepted(object, mcs.ServiceOptions(object), func(o *corev1.Service, w writing) (*corev1.Service, error) {
+		if c.Verb == verbCreate {
+			return api.Create(ctx, o, w.create())
 		}
+		made, err := patchOf(ctx, api.Patch, c.Name, servicePatch(c.have, o), w)
 		if kube.Refused(err) {
 			// With managed fields an admission policy can distinguish what we change from what
 			// others add to it.
-			if data, jsonErr := json.Marshal(servicePatch(c.have.withFields(), object)); jsonErr == nil {
-				made, err = api.Patch(ctx, c.Name, types.MergePatchType, data, patched())
-			}
+			made, err = patchOf(ctx, api.Patch, c.Name, servicePatch(c.have.withFields(), o), w)
 		}
-	}
+		return made, err
+	})
 	if err != nil {
 		return response{}, err
 	}
 	o := a.sums.observedService(made)
 	a.local.services.Wrote(o)
 	a.log.InfoContext(ctx, "service written", "verb", c.Verb, "service", c.Name, "origin", want.Origin.String())
-	return response{o.sum, differing(c.want, o.sum, ownService(object), ownService(made))}, nil
+	return response{o.sum, differing(c.want, o.sum, ownService(object), ownService(made)), instead}, nil
 }
 
 // withFields returns an identity for a patch after which there are managed fields.
@@ -296,19 +293,22 @@ func (w *sliceWriter) write(ctx context.Context, have *ObservedSlice, want *Serv
 		return response{}, deleted(w.ledger, have, w.api.Delete(ctx, w.name, exactly(c.have)))
 	}
 	var object, made *discoveryv1.EndpointSlice
+	var instead []string
 	var err error
-	switch {
-	case c.Slice == nil:
-		made, err = w.patch(ctx, c, nil)
+	if c.Slice == nil {
+		made, err = w.patch(ctx, c, nil, storing)
 		if object = made.DeepCopy(); err == nil {
 			object.Ports = c.Ports
 		}
-	case c.Verb == verbCreate:
+	} else {
 		object = w.object(c.Slice)
-		made, err = w.api.Create(ctx, object, created())
-	default:
-		object = w.object(c.Slice)
-		if made, err = w.patch(ctx, c, object); kube.Refused(err) && have != nil {
+		made, instead, err = accepted(object, mcs.SliceOptions(object), func(o *discoveryv1.EndpointSlice, how writing) (*discoveryv1.EndpointSlice, error) {
+			if c.Verb == verbCreate {
+				return w.api.Create(ctx, o, how.create())
+			}
+			return w.patch(ctx, c, o, how)
+		})
+		if kube.Refused(err) && have != nil {
 			return w.withdraw(ctx, have, c, object), err
 		}
 	}
@@ -318,11 +318,11 @@ func (w *sliceWriter) write(ctx context.Context, have *ObservedSlice, want *Serv
 	o := w.observed(made)
 	w.ledger.Wrote(o)
 	w.log.DebugContext(ctx, "endpoint slice written", "service", want.Name, "slice", c.Name, "endpoints", len(made.Endpoints))
-	return response{o.sum, differing(c.want, o.sum, w.own(object), w.own(made))}.owned(o.identity, w.owners), nil
+	return response{o.sum, differing(c.want, o.sum, w.own(object), w.own(made)), instead}.owned(o.identity, w.owners), nil
 }
 
 // patch makes a slice the given object; nil: it restricts its ports.
-func (w *sliceWriter) patch(ctx context.Context, c *Change, object *discoveryv1.EndpointSlice) (*discoveryv1.EndpointSlice, error) {
+func (w *sliceWriter) patch(ctx context.Context, c *Change, object *discoveryv1.EndpointSlice, how writing) (*discoveryv1.EndpointSlice, error) {
 	var p mergePatch
 	if object == nil {
 		p = marked(c.have, &discoveryv1.EndpointSlice{}, nil, nil)
@@ -334,7 +334,7 @@ func (w *sliceWriter) patch(ctx context.Context, c *Change, object *discoveryv1.
 			p = owned(p, w.owners)
 		}
 	}
-	return patchOf(ctx, w.api.Patch, w.name, p)
+	return patchOf(ctx, w.api.Patch, w.name, p, how)
 }
 
 // withdraw makes only the removals of a refused patch: an endpoint that isn't admitted must
@@ -351,7 +351,7 @@ func (w *sliceWriter) withdraw(ctx context.Context, have *ObservedSlice, c *Chan
 	if len(less.Endpoints) == len(object.Endpoints) || len(less.Endpoints) == len(have.Addresses) || len(less.Endpoints) == 0 {
 		return response{}
 	}
-	made, err := w.patch(ctx, c, less)
+	made, err := w.patch(ctx, c, less, storing)
 	if err != nil {
 		return response{}
 	}

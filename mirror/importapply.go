@@ -21,16 +21,14 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
-func created() metav1.CreateOptions {
-	return metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: fieldValidation}
-}
-
-func patched() metav1.PatchOptions {
-	return metav1.PatchOptions{FieldManager: fieldManager, FieldValidation: fieldValidation}
-}
-
 // importChange makes one change of an import.
 func (a *applier) importChange(ctx context.Context, k origin.Key, have *Observed, want *Service, c *Change) (response, error) {
+	done, err := a.changeImport(ctx, k, have, want, c)
+	a.local.imported.answered(k, c, &done, err)
+	return done, err
+}
+
+func (a *applier) changeImport(ctx context.Context, k origin.Key, have *Observed, want *Service, c *Change) (response, error) {
 	switch c.Object {
 	case anImport:
 		return a.serviceImport(ctx, k, have.Import, want, c)
@@ -71,34 +69,34 @@ func (a *applier) serviceImport(ctx context.Context, k origin.Key, have *Observe
 		return response{}, err
 	}
 	object := want.Imported.object(k)
-	var made *v1beta1.ServiceImport
-	var err error
-	if c.Verb == verbCreate {
-		if s := a.local.imported.service(k); s != nil && s.ours && s.owner == "" && !want.Spec.Headless {
-			object.Spec.IPs, object.Spec.IPFamilies = s.ips, s.families
-			c.want = a.sums.serviceImport(object)
-		}
-		made, err = api.Create(ctx, object, created())
-	} else {
-		made, err = patchOf(ctx, api.Patch, k.Name, importPatch(c.have, have, object))
+	if s := a.local.imported.service(k); c.Verb == verbCreate && s != nil && s.ours && s.owner == "" && !want.Spec.Headless {
+		object.Spec.IPs, object.Spec.IPFamilies = s.ips, s.families
+		c.want = a.sums.serviceImport(object)
+		want.Imported.sum = c.want
 	}
+	made, instead, err := accepted(object, mcs.ImportOptions(object), func(o *v1beta1.ServiceImport, w writing) (*v1beta1.ServiceImport, error) {
+		if c.Verb == verbCreate {
+			return api.Create(ctx, o, w.create())
+		}
+		return patchOf(ctx, api.Patch, k.Name, importPatch(c.have, have, o), w)
+	})
 	if err != nil {
 		return response{}, terminating(err)
 	}
 	o := a.sums.observedImport(made)
 	ledger.Wrote(o)
 	a.log.InfoContext(ctx, "service import written", "verb", c.Verb, "import", k.String(), "clusters", want.Clusters)
-	return response{o.sum, differing(c.want, o.sum, ownImport(object), ownImport(made))}, nil
+	return response{o.sum, differing(c.want, o.sum, ownImport(object), ownImport(made)), instead}, nil
 }
 
 // patchOf makes a merge patch with the method of a client.
-func patchOf[T any](ctx context.Context, patch func(context.Context, string, types.PatchType, []byte, metav1.PatchOptions, ...string) (T, error), name string, p mergePatch, subresources ...string) (T, error) {
+func patchOf[T any](ctx context.Context, patch func(context.Context, string, types.PatchType, []byte, metav1.PatchOptions, ...string) (T, error), name string, p mergePatch, w writing, subresources ...string) (T, error) {
 	data, err := json.Marshal(p)
 	if err != nil {
 		var none T
 		return none, err
 	}
-	return patch(ctx, name, types.MergePatchType, data, patched(), subresources...)
+	return patch(ctx, name, types.MergePatchType, data, w.patch(), subresources...)
 }
 
 // importPatch replaces the spec, and all labels and annotations: exported ones that are no
@@ -150,6 +148,8 @@ func (a *applier) importStatus(ctx context.Context, k origin.Key, want *Service,
 	if with.IPs = now.spec.IPs; !with.Headless {
 		with.Unsupported = !a.local.imported.supported(k)
 	}
+	is := a.local.imported.get(k, want)
+	with.Refused, with.Instead = a.local.imported.refusals(k, want, &is)
 	st, differs := statusOf(now, &with)
 	if c.want = a.sums.status(st); !differs {
 		return response{sum: c.want}, nil
@@ -157,7 +157,7 @@ func (a *applier) importStatus(ctx context.Context, k origin.Key, want *Service,
 	made, err := patchOf(ctx, a.client.ServiceImports(k.Namespace).Patch, k.Name, mergePatch{
 		"metadata": versioned(now.identity),
 		"status":   mergePatch{"clusters": st.Clusters, "conditions": st.Conditions, "endpointSliceObjects": st.EndpointSliceObjects},
-	}, "status")
+	}, storing, "status")
 	if err != nil {
 		return response{}, terminating(err)
 	}
@@ -171,7 +171,7 @@ func (a *applier) exportStatus(ctx context.Context, k origin.Key, c *Change) (re
 	made, err := patchOf(ctx, a.client.ServiceExports(k.Namespace).Patch, k.Name, mergePatch{
 		"metadata": mergePatch{"uid": c.have.UID, "resourceVersion": c.have.ResourceVersion},
 		"status":   mergePatch{"conditions": c.conditions},
-	}, "status")
+	}, storing, "status")
 	if err != nil {
 		return response{}, terminating(err)
 	}
@@ -189,21 +189,23 @@ func (a *applier) derived(ctx context.Context, k origin.Key, have *ObservedServi
 		return response{}, err
 	}
 	object := want.derived(k, owner)
-	var made *corev1.Service
-	var err error
-	if c.Verb == verbCreate {
-		if made, err = api.Create(ctx, object, created()); apierrors.IsAlreadyExists(err) {
-			return response{}, a.notDerived(ctx, k, name, err)
+	made, instead, err := accepted(object, mcs.ServiceOptions(object), func(o *corev1.Service, w writing) (*corev1.Service, error) {
+		if c.Verb == verbCreate {
+			return api.Create(ctx, o, w.create())
 		}
-	} else {
 		patch := func(have identity) (*corev1.Service, error) {
-			p := owned(marked(have, object, derivedLabels, derivedAnnotations), object.OwnerReferences)
-			p["spec"] = servicePatch(have, object)["spec"]
-			return patchOf(ctx, api.Patch, name, p)
+			p := owned(marked(have, o, derivedLabels, derivedAnnotations), o.OwnerReferences)
+			p["spec"] = servicePatch(have, o)["spec"]
+			return patchOf(ctx, api.Patch, name, p, w)
 		}
-		if made, err = patch(c.have); kube.Refused(err) {
+		made, err := patch(c.have)
+		if kube.Refused(err) {
 			made, err = patch(c.have.withFields()) // as in service
 		}
+		return made, err
+	})
+	if apierrors.IsAlreadyExists(err) {
+		return response{}, a.notDerived(ctx, k, name, err)
 	}
 	a.local.imported.support(k, familyUnsupported(err))
 	if err != nil {
@@ -212,7 +214,7 @@ func (a *applier) derived(ctx context.Context, k origin.Key, have *ObservedServi
 	o := a.sums.observedDerived(made)
 	ledger.Wrote(o)
 	a.log.InfoContext(ctx, "derived service written", "verb", c.Verb, "import", k.String(), "service", name)
-	return response{o.sum, differing(c.want, o.sum, ownDerived(object), ownDerived(made))}.owned(o.identity, object.OwnerReferences), nil
+	return response{o.sum, differing(c.want, o.sum, ownDerived(object), ownDerived(made)), instead}.owned(o.identity, object.OwnerReferences), nil
 }
 
 // notOwned is the difference that another owner makes to the sum of an object of an import in

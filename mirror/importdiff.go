@@ -118,7 +118,7 @@ func statusOf(o *ObservedImport, want *Imported) (*v1beta1.ServiceImportStatus, 
 	}
 	st := *want.Status
 	unsupported := want.Unsupported && (want.Headless || waiting != "")
-	all, differs := mcs.SetConditions(o.status.Conditions, []metav1.Condition{mcs.ImportCondition(waiting, unsupported)}, o.age)
+	all, differs := mcs.SetConditions(o.status.Conditions, []metav1.Condition{mcs.ImportCondition(waiting, unsupported, want.Refused, want.Instead)}, o.age)
 	st.Conditions = all
 	return &st, differs || !slices.Equal(st.Clusters, o.status.Clusters) || st.EndpointSliceObjects != o.status.EndpointSliceObjects
 }

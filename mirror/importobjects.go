@@ -29,6 +29,9 @@ type Imported struct {
 	Families []corev1.IPFamily
 	// Unsupported: the local cluster has none of its IP families.
 	Unsupported bool
+	// Refused are objects that the API server refuses, and Instead what others have instead of
+	// some fields.
+	Refused, Instead []string
 	// Status is nil if the state of a cluster is unknown that the running one is made of.
 	Status *v1beta1.ServiceImportStatus
 	sum    sum

@@ -92,6 +92,8 @@ type imported struct {
 	// unsupported are the imports whose derived Service was refused for its IP family, and
 	// deleted those whose ServiceImport the last write deleted.
 	unsupported, deleted map[origin.Key]bool
+	// refused is what the API server refuses of imports.
+	refused map[origin.Key]map[objectName]refusal
 	// families are those of the cluster; none: not known.
 	families []corev1.IPFamily
 }
@@ -102,7 +104,7 @@ func newImported(notify func()) *imported {
 		services:    keep.NewLedger(keep.LedgerConfig[ObservedService]{Meta: (*ObservedService).meta, Notify: notify}),
 		slices:      newSliceIndex(notify),
 		namespaces:  map[string]*namespaceState{},
-		unsupported: map[origin.Key]bool{}, deleted: map[origin.Key]bool{},
+		unsupported: map[origin.Key]bool{}, deleted: map[origin.Key]bool{}, refused: map[origin.Key]map[objectName]refusal{},
 	}
 }
 
@@ -149,6 +151,7 @@ func (l *imported) gone(k origin.Key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.unsupported, k)
+	delete(l.refused, k)
 	l.deleted[k] = true
 }
 

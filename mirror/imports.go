@@ -321,6 +321,7 @@ func (s *Snapshot) wantImport(m *Memo, k origin.Key) (Service, Observed) {
 			with.IPs, with.Families = o.ips, o.families
 		}
 		with.sum = s.sums.serviceImport(with.object(k))
+		with.Refused, with.Instead = s.local.imported.refusals(k, &w, &have)
 	}
 	if own != nil && s.sets[setID{s.localCluster(), exported}].synced && (w.Imported == nil || w.Imported.Status != nil) {
 		w.Conditions = mcs.ExportConditions(s.localCluster(), own.Export, exportFault(own), &w.conflict, w.Hold)

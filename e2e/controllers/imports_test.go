@@ -16,6 +16,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -285,6 +286,7 @@ func TestImports(t *testing.T) {
 		{"missing rights", (*importBed).testMissingRights},
 		{"without the component", (*importBed).testWithoutComponent},
 		{"a policy that changes Services", (*importBed).testImportsChanged},
+		{"a policy that refuses fields", (*importBed).testImportsRefused},
 		{"CRDs that come later", (*importBed).testLaterCRDs},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(b, t) })
@@ -716,6 +718,7 @@ func (b *importBed) testImportNamespaces(t *testing.T) {
 	createNamespace(t, b.gcp, ns)
 	want := b.origins(t, b.aws, ns)
 	b.imported(t, b.gcp, ns, "web", want...)
+	b.quota(t, ns)
 	namespaces := b.gcp.Client().CoreV1().Namespaces()
 	must(t, namespaces.Delete(t.Context(), ns, metav1.DeleteOptions{}))
 	wait(t, "a terminating namespace", func() error {
@@ -898,6 +901,71 @@ func (b *importBed) testHeldExports(t *testing.T) {
 	}
 }
 
+// testImportsRefused imports into a cluster with an admission policy that refuses what an older
+// one doesn't know: everything else is imported, also of a running import.
+func (b *importBed) testImportsRefused(t *testing.T) {
+	const ns = "refused"
+	b.namespace(t, ns, b.gcp, b.aws)
+	end := apply(t, b.gcp, "validatingadmissionpolicy", "older", "../../mirror/testdata/older.yaml")
+	app, zone, timeout := "kubernetes.io/h2c", corev1.ServiceTrafficDistributionPreferSameZone, int32(10)
+	newer := func(s *corev1.Service) {
+		s.Spec.TrafficDistribution, s.Spec.Ports[0].AppProtocol = &zone, &app
+		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+		s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}}
+	}
+	wait(t, "the policy", func() error {
+		_, err := b.gcp.Client().CoreV1().Services(ns).Create(t.Context(), web("test", newer), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if !apierrors.IsInvalid(err) {
+			return fmt.Errorf("not in force: %w", cmpErr(err))
+		}
+		return nil
+	})
+	s := web("web", newer)
+	must(t, putService(t.Context(), b.aws, ns, s, slice(s, "web-1", "10.4.15.1")))
+	i := b.start(t, b.gcp)
+	b.export(t, b.aws, ns, "web", func(x *v1beta1.ServiceExport) {
+		x.Spec.ExportedLabels, x.Spec.ExportedAnnotations = map[string]string{"team": "a"}, map[string]string{"note": "b"}
+	})
+	check := func(message string, ports int, distribution string) {
+		t.Helper()
+		wait(t, "the import", func() error {
+			i, err := b.admins["gcp"].ServiceImports(ns).Get(t.Context(), "web", metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			d, err := b.gcp.Client().CoreV1().Services(ns).Get(t.Context(), mcs.DerivedName(ns, "web"), metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			ready := meta.FindStatusCondition(i.Status.Conditions, "Ready")
+			if ready == nil || ready.Status != metav1.ConditionTrue || ready.Message != message || i.Annotations["note"] != "b" || *i.Spec.TrafficDistribution != zone || len(i.Spec.IPs) == 0 ||
+				len(d.Spec.Ports) != ports || *d.Spec.TrafficDistribution != distribution || d.Spec.SessionAffinity != corev1.ServiceAffinityClientIP || *d.Spec.Ports[0].AppProtocol != app {
+				return fmt.Errorf("%v\n%v\n%v", i, d, ready)
+			}
+			return nil
+		})
+	}
+	const message = "the API server refuses some fields: derived service: trafficDistribution PreferSameZone as PreferClose, " +
+		"endpointslice: no appProtocol of ports, serviceimport: no exported labels"
+	b.imported(t, b.gcp, ns, "web", "aws 10.4.15.1:8080")
+	check(message, 1, corev1.ServiceTrafficDistributionPreferClose)
+	more := web("web", newer, func(s *corev1.Service) {
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "more", Port: 81, Protocol: corev1.ProtocolTCP})
+	})
+	must(t, putService(t.Context(), b.aws, ns, more, slice(more, "web-1", "10.4.15.1")))
+	b.imported(t, b.gcp, ns, "web", "aws 10.4.15.1:8080", "aws 10.4.15.1:8081")
+	check(message, 2, corev1.ServiceTrafficDistributionPreferClose)
+	before := i.still(t)
+	time.Sleep(time.Second)
+	if n := i.still(t) - before; n > 0 {
+		t.Errorf("%d writes of what is refused", n)
+	}
+	end()
+	i.stop() // or ten minutes
+	b.start(t, b.gcp)
+	check("", 2, zone)
+}
+
 // testRemoteComesAndGoes kills the API server of aws again and again, and restarts the
 // controller of gcp while it is down: imports and derived Services stay as they are. So do the
 // endpoints, except those of a stale cluster beside others.
@@ -1034,4 +1102,41 @@ func TestImportsAmongControllers(t *testing.T) {
 	})
 	createNamespace(t, b.gcp, ns)
 	b.imported(t, b.gcp, ns, "web", "aws 10.4.0.1:8080")
+}
+
+// quota limits the Services of a namespace with the import web of aws, until there is room for that
+// of another one.
+func (b *importBed) quota(t *testing.T, ns string) {
+	t.Helper()
+	quotas := b.gcp.Client().CoreV1().ResourceQuotas(ns)
+	_, err := quotas.Create(t.Context(), &corev1.ResourceQuota{
+		ObjectMeta: metav1.ObjectMeta{Name: "few"}, Spec: corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{corev1.ResourceServices: resource.MustParse("1")}},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	wait(t, "the quota", func() error {
+		q, err := quotas.Get(t.Context(), "few", metav1.GetOptions{})
+		if used := q.Status.Used[corev1.ResourceServices]; err == nil && used.Value() != 1 {
+			err = fmt.Errorf("%+v", q.Status)
+		}
+		return err
+	})
+	s := web("second")
+	must(t, putService(t.Context(), b.aws, ns, s, slice(s, "second-1", "10.4.0.2")))
+	b.export(t, b.aws, ns, "second")
+	wait(t, "the condition", func() error {
+		i, err := b.admins["gcp"].ServiceImports(ns).Get(t.Context(), "second", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		ready := meta.FindStatusCondition(i.Status.Conditions, "Ready")
+		if ready == nil || ready.Reason != "Pending" || !strings.Contains(ready.Message, "exceeded quota: few") {
+			return fmt.Errorf("%v", i.Status.Conditions)
+		}
+		t.Log(ready.Message)
+		return nil
+	})
+	must(t, quotas.Delete(t.Context(), "few", metav1.DeleteOptions{}))
+	b.imported(t, b.gcp, ns, "second", "aws 10.4.0.2:8080")
+	b.unexport(t, b.aws, ns, "second")
+	b.gone(t, b.gcp, ns, "second")
 }

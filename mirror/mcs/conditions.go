@@ -2,6 +2,7 @@ package mcs
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -80,14 +81,18 @@ func ExportConditions(cluster string, x *Export, fault Fault, conflict *Conflict
 }
 
 // ImportCondition returns the condition of an import. waiting is what it waits for; empty: it
-// is ready. unsupported: the local cluster has none of its IP families.
-func ImportCondition(waiting string, unsupported bool) metav1.Condition {
+// is ready. unsupported: the local cluster has none of its IP families. refused are its objects
+// that the API server refuses, instead what others have instead of some fields.
+func ImportCondition(waiting string, unsupported bool, refused, instead []string) metav1.Condition {
 	c := metav1.Condition{Type: string(v1beta1.ServiceImportConditionReady), Status: metav1.ConditionTrue, Reason: string(v1beta1.ServiceImportReasonReady)}
 	switch {
 	case unsupported:
 		c.Status, c.Reason, c.Message = metav1.ConditionFalse, string(v1beta1.ServiceImportReasonIPFamilyNotSupported), "this cluster has none of the IP families of the exported Services"
-	case waiting != "":
-		c.Status, c.Reason, c.Message = metav1.ConditionFalse, string(v1beta1.ServiceImportReasonPending), cut(waiting)
+	case waiting != "" || len(refused) > 0:
+		all := slices.DeleteFunc(append([]string{waiting}, refused...), func(text string) bool { return text == "" })
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, string(v1beta1.ServiceImportReasonPending), cut(strings.Join(all, ": "))
+	case len(instead) > 0:
+		c.Message = cut("the API server refuses some fields: " + strings.Join(instead, ", "))
 	}
 	return c
 }

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 )
@@ -61,6 +62,10 @@ type Port struct {
 	AppProtocol string
 }
 
+// maxDistribution is the maximum length of a trafficDistribution. The longest one of Kubernetes
+// 1.37 has 14 characters.
+const maxDistribution = 63
+
 // MaxShown is the maximum length of an invalid value in messages, in characters.
 const MaxShown = 80
 
@@ -77,8 +82,8 @@ func TrimService(s *corev1.Service, localFirst labels.Selector) *Service {
 		trimmed.InternalTrafficPolicy = *p
 	}
 	if p := s.Spec.TrafficDistribution; p != nil {
-		switch *p {
-		case corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode:
+		// Whether this cluster knows the value shows when it is written.
+		if len(*p) <= maxDistribution && len(validation.IsQualifiedName(*p)) == 0 {
 			trimmed.TrafficDistribution = *p
 		}
 	}

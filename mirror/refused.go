@@ -1,0 +1,141 @@
+package mirror
+
+import (
+	"errors"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
+)
+
+// writing is how a request is made: whether what it writes is stored.
+type writing bool
+
+const (
+	storing writing = true
+	trying  writing = false
+)
+
+func (w writing) dryRun() []string {
+	if w == trying {
+		return []string{metav1.DryRunAll}
+	}
+	return nil
+}
+
+func (w writing) create() metav1.CreateOptions {
+	return metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: fieldValidation, DryRun: w.dryRun()}
+}
+
+func (w writing) patch() metav1.PatchOptions {
+	return metav1.PatchOptions{FieldManager: fieldManager, FieldValidation: fieldValidation, DryRun: w.dryRun()}
+}
+
+// accepted writes an object. If it is refused, it writes as much of it as isn't, and returns what
+// is written instead of the rest.
+func accepted[T interface{ DeepCopy() T }](object T, options []mcs.Option[T], write func(T, writing) (T, error)) (made T, instead []string, err error) {
+	made, err = write(object, storing)
+	if !kube.Refused(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+		return made, nil, err
+	}
+	less, instead, ok := mcs.Accepted(object, options, func(o T) bool {
+		_, err := write(o, trying)
+		return err == nil
+	})
+	if !ok {
+		return made, nil, err
+	}
+	made, err = write(less, storing)
+	return made, instead, err
+}
+
+// refusal is what the API server refuses of an object of an import.
+type refusal struct {
+	want, got sum      // of the desired and of the observed object, for which it holds
+	instead   []string // see mcs.Accepted
+	err       string   // empty: not all of the object is refused
+}
+
+// objectName names an object of an import, as a Change does.
+type objectName struct{ object, name string }
+
+// answered notes what became of a change of an import.
+func (l *imported) answered(k origin.Key, c *Change, done *response, err error) {
+	r := refusal{want: c.want, got: done.sum, instead: done.instead}
+	switch {
+	case errors.Is(err, keep.ErrOutdated):
+		return
+	case kube.Refused(err):
+		if r.err = err.Error(); done.sum == 0 {
+			r.got = c.have.sum
+		}
+	case err != nil:
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	of := objectName{c.Object, c.Name}
+	if delete(l.refused[k], of); r.err == "" && len(r.instead) == 0 {
+		return
+	}
+	if l.refused[k] == nil {
+		l.refused[k] = map[objectName]refusal{}
+	}
+	l.refused[k][of] = r
+}
+
+// refusals returns what the API server refuses of the desired objects of an import: whole ones,
+// with the reason, and what others have instead of some fields.
+func (l *imported) refusals(k origin.Key, want *Service, have *Observed) (whole, instead []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for of, r := range l.refused[k] {
+		if !r.holds(of, want, have) {
+			delete(l.refused[k], of)
+			continue
+		}
+		if r.err != "" {
+			whole = append(whole, r.err)
+		}
+		for _, text := range r.instead {
+			instead = append(instead, of.object+": "+text)
+		}
+	}
+	if len(l.refused[k]) == 0 {
+		delete(l.refused, k)
+	}
+	for _, all := range []*[]string{&whole, &instead} {
+		slices.Sort(*all)
+		*all = slices.Compact(*all) // many slices
+	}
+	return whole, instead
+}
+
+// holds reports whether the desired and the observed object are still those of a refusal.
+func (r *refusal) holds(of objectName, want *Service, have *Observed) bool {
+	var wanted, is sum
+	switch of.object {
+	case anImport:
+		if wanted = want.Imported.sum; have.Import != nil {
+			is = have.Import.sum
+		}
+	case aDerived:
+		if wanted = want.Imported.derivedSum; have.Service != nil {
+			is = have.Service.sum
+		}
+	case aSlice:
+		if sl := want.slice(of.name); sl != nil {
+			wanted = sl.sum
+		}
+		if o := have.Slices[of.name]; o != nil {
+			is = o.sum
+		}
+	}
+	return wanted != 0 && wanted == r.want && is == r.got
+}
