@@ -272,6 +272,7 @@ func (c *Controller) pass(now time.Time) ([]string, *keep.Writer[string]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.snapshot
+	s.now = now
 	known := c.local.read(s)
 	zones, zonesKnown := c.local.readNodes(s)
 	if reported := c.local.readReports(s, now); !known || !reported {

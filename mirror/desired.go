@@ -201,8 +201,11 @@ func (m *Memo) compute(s *Snapshot, origins map[origin.ID]struct{}, names map[st
 	for _, id := range ids {
 		name, instead := m.name(s, id)
 		if name == "" {
-			if id.Global() {
+			switch {
+			case id.Global():
 				delete(m.ranks, id.Key)
+			case id.Import() && s.importsKnown:
+				s.leaveImport(id.Key)
 			}
 			continue
 		}

@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -20,20 +21,20 @@ import (
 // those of the other objects of imports.
 type ObservedImport struct {
 	identity
-	key     origin.Key
-	exports []mcs.Incumbent // that it was computed from
-	spec    v1beta1.ServiceImportSpec
-	labels  map[string]string // exported ones
-	annots  map[string]string
-	status  v1beta1.ServiceImportStatus
-	age     int64 // generation
+	key    origin.Key
+	places []mcs.Place // of the exports that it was computed from
+	spec   v1beta1.ServiceImportSpec
+	labels map[string]string // exported ones
+	annots map[string]string
+	status v1beta1.ServiceImportStatus
+	age    int64 // generation
 }
 
 func (o *ObservedImport) meta() keep.Meta { return o.Meta }
 
 // has reports whether an import was computed from an export of a cluster.
 func (o *ObservedImport) has(cluster string) bool {
-	return slices.ContainsFunc(o.exports, func(i mcs.Incumbent) bool { return i.Cluster == cluster })
+	return slices.Contains(mcs.Exporting(o.places), cluster)
 }
 
 func (h summer) observedImport(i *v1beta1.ServiceImport) *ObservedImport {
@@ -43,9 +44,9 @@ func (h summer) observedImport(i *v1beta1.ServiceImport) *ObservedImport {
 			sum:  h.serviceImport(i),
 			ours: i.Labels[mcs.LabelImported] == labelValue, going: i.DeletionTimestamp != nil, tracked: kube.Tracked(i, fieldManager), by: kube.LastManager(i, fieldManager),
 		},
-		key:     origin.Key{Namespace: i.Namespace, Name: i.Name},
-		exports: mcs.ParseIncumbents(i.Annotations[mcs.AnnotExports]),
-		spec:    i.Spec, labels: i.Labels, annots: i.Annotations, status: i.Status, age: i.Generation,
+		key:    origin.Key{Namespace: i.Namespace, Name: i.Name},
+		places: mcs.ParsePlaces(i.Annotations[mcs.AnnotExports]),
+		spec:   i.Spec, labels: i.Labels, annots: i.Annotations, status: i.Status, age: i.Generation,
 	}
 }
 
@@ -87,6 +88,8 @@ type imported struct {
 	services   *keep.Ledger[ObservedService] // derived ones
 	slices     *sliceIndex
 	namespaces map[string]*namespaceState
+	// left are the places of exports of imports that are gone.
+	left map[origin.Key][]mcs.Place
 
 	mu sync.Mutex
 	// unsupported are the imports whose derived Service was refused for its IP family, and
@@ -104,7 +107,21 @@ func newImported(notify func()) *imported {
 		services:    keep.NewLedger(keep.LedgerConfig[ObservedService]{Meta: (*ObservedService).meta, Notify: notify}),
 		slices:      newSliceIndex(notify),
 		namespaces:  map[string]*namespaceState{},
+		left:        map[origin.Key][]mcs.Place{},
 		unsupported: map[origin.Key]bool{}, deleted: map[origin.Key]bool{}, refused: map[origin.Key]map[objectName]refusal{},
+	}
+}
+
+// maxLeft bounds imported.left: of further imports no places are kept.
+const maxLeft = 10000
+
+// leave remembers the places of an import that is gone.
+func (l *imported) leave(k origin.Key, places []mcs.Place, now time.Time) {
+	if len(l.left) >= maxLeft {
+		maps.DeleteFunc(l.left, func(_ origin.Key, places []mcs.Place) bool { return len(mcs.Leave(places, now)) == 0 })
+	}
+	if delete(l.left, k); len(places) > 0 && len(l.left) < maxLeft {
+		l.left[k] = places
 	}
 }
 

@@ -1,12 +1,10 @@
 package mirror
 
 import (
-	"maps"
+	"cmp"
 	"slices"
-	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -137,12 +135,30 @@ func (s *Snapshot) rememberedImport(k origin.Key) (own *ObservedImport, missing 
 	if own == nil || !own.ours {
 		return nil, nil
 	}
-	for _, i := range own.exports {
-		if why, _ := s.unknown(i.Cluster, exported); why != "" {
-			missing = append(missing, i.Cluster)
+	for _, cluster := range mcs.Exporting(own.places) {
+		if why, _ := s.unknown(cluster, exported); why != "" {
+			missing = append(missing, cluster)
 		}
 	}
 	return own, missing
+}
+
+// places returns those of an import that runs, or has just gone, without clusters that are no
+// longer configured.
+func (s *Snapshot) places(k origin.Key, own *ObservedImport) []mcs.Place {
+	places := s.local.imported.left[k]
+	if own != nil {
+		places = own.places
+	}
+	return slices.DeleteFunc(slices.Clone(places), func(p mcs.Place) bool {
+		return !s.clusters[p.Cluster] && s.removal(p.Cluster).IsZero()
+	})
+}
+
+// leaveImport remembers the places of an import that has no export any more.
+func (s *Snapshot) leaveImport(k origin.Key) {
+	own, _ := s.rememberedImport(k)
+	s.local.imported.leave(k, mcs.Leave(s.places(k, own), s.now), s.now)
 }
 
 // imported fills in an import.
@@ -150,46 +166,37 @@ func (b *builder) imported(w *Service) {
 	s, k := b.s, w.Origin.Key
 	parts := b.m.importParts(s, k)
 	own, missing := s.rememberedImport(k)
+	places := s.places(k, own)
 	if len(parts) == 0 && len(missing) == 0 || !s.local.imported.usable(k.Namespace) {
 		w.Absent = true
+		s.leaveImport(k)
 		return
 	}
-	offers := make([]mcs.Offer, 0, len(parts)+1)
+	delete(s.local.imported.left, k)
+	exports := mcs.Exports{Local: s.localCluster(), Places: places, Unknown: missing, Now: s.now}
 	for _, pt := range parts {
-		offers = append(offers, pt.origin.Offer(pt.cluster))
+		exports.Offers = append(exports.Offers, pt.origin.Offer(pt.cluster))
 	}
-	var running []mcs.Incumbent
-	var headless *bool
 	if own != nil {
-		was := own.spec.Type == v1beta1.Headless
-		running, headless = own.exports, &was
+		running := mcs.ParseImport(&own.spec, own.labels, own.annots)
+		exports.Running = &running
 	}
-	mcs.Rank(offers, running)
-	if len(missing) > 0 {
-		// Until these clusters have been read, nothing of the running import changes.
-		offers = slices.Insert(offers, 0, own.offer())
-	}
-	merged, conflict := mcs.Merge(offers, headless)
-	if len(missing) > 0 {
-		merged.Exports = remembering(running, merged.Exports[1:], missing)
-	}
+	merged, conflict := exports.Merge()
 	w.Imported = &Imported{Import: merged}
 	w.Spec = origin.Spec{Traits: origin.Traits{Headless: merged.Headless, AffinityTimeout: merged.AffinityTimeout, IPv4: merged.IPv4, IPv6: merged.IPv6}}
 	for _, p := range merged.Ports {
 		w.Spec.Ports = append(w.Spec.Ports, origin.Port{Name: p.Name, Protocol: p.Protocol, Port: p.Port, Target: intstr.FromInt32(p.Port), AppProtocol: p.AppProtocol})
 	}
-	for _, i := range merged.Exports {
-		w.Clusters = append(w.Clusters, i.Cluster)
-	}
+	w.Clusters = mcs.Exporting(merged.Places)
 	if len(missing) == 0 {
 		for _, d := range conflict.Differences {
 			w.Conflicts = append(w.Conflicts, status.Conflict{Cluster: d.Cluster, What: d.What})
 		}
 		w.conflict = conflict
-		w.Imported.Status = exportedBy(merged.Exports)
+		w.Imported.Status = exportedBy(w.Clusters)
 	}
-	// Endpoints near by are preferred where the first export asks for it.
-	w.LocalFirst = merged.TrafficDistribution != "" || len(parts) > 0 && first(parts, merged.Exports).origin.LocalFirst
+	// Endpoints near by are preferred where the export that decides asks for it.
+	w.LocalFirst = merged.TrafficDistribution != "" || len(parts) > 0 && deciding(parts, w.Clusters).origin.LocalFirst
 	for _, pt := range parts {
 		pt.slices = served(&merged, pt)
 	}
@@ -199,99 +206,71 @@ func (b *builder) imported(w *Service) {
 		if set == nil {
 			w.Former = append(w.Former, c)
 		}
-		candidates = append(candidates, &part{cluster: c, remembered: true, stale: set == nil || set.stale, drained: s.drained[c]})
+		pt := &part{cluster: c, remembered: true, stale: set == nil || set.stale, drained: s.drained[c]}
+		if !merged.Headless { // of which clients don't request ports
+			pt.names = exports.Running.Names(&merged, c)
+		}
+		candidates = append(candidates, pt)
 	}
 	b.use(w, candidates)
 }
 
-// first returns the part of the first export that there is one of.
-func first(parts []*part, exports []mcs.Incumbent) *part {
-	for _, i := range exports {
-		for _, pt := range parts {
-			if pt.cluster == i.Cluster {
-				return pt
-			}
-		}
-	}
-	return parts[0]
+// deciding returns the part of the local cluster, or else the first one by rank.
+func deciding(parts []*part, clusters []string) *part {
+	return slices.MinFunc(parts, func(a, b *part) int {
+		return cmp.Or(boolCompare(b.local, a.local), cmp.Compare(slices.Index(clusters, a.cluster), slices.Index(clusters, b.cluster)))
+	})
 }
 
 // exportedBy returns the status of an import without its Ready condition.
-func exportedBy(exports []mcs.Incumbent) *v1beta1.ServiceImportStatus {
+func exportedBy(clusters []string) *v1beta1.ServiceImportStatus {
 	st := &v1beta1.ServiceImportStatus{EndpointSliceObjects: v1beta1.EndpointSliceObjectsPresent}
-	for _, i := range exports {
-		st.Clusters = append(st.Clusters, v1beta1.ClusterStatus{Cluster: i.Cluster})
+	for _, cluster := range slices.Sorted(slices.Values(clusters)) {
+		st.Clusters = append(st.Clusters, v1beta1.ClusterStatus{Cluster: cluster})
 	}
-	slices.SortFunc(st.Clusters, func(a, b v1beta1.ClusterStatus) int { return strings.Compare(a.Cluster, b.Cluster) })
 	return st
 }
 
-// remembering returns the exports of the offers, and those of clusters that are unknown at
-// their rank in the running import.
-func remembering(running, offered []mcs.Incumbent, missing []string) []mcs.Incumbent {
-	var all []mcs.Incumbent
-	for _, i := range running {
-		if slices.Contains(missing, i.Cluster) || slices.Contains(offered, i) {
-			all = append(all, i)
-		}
-	}
-	for _, i := range offered {
-		if !slices.Contains(all, i) {
-			all = append(all, i)
-		}
-	}
-	return all
-}
-
-// offer returns what a running import is, as an offer.
-func (o *ObservedImport) offer() mcs.Offer {
-	offer := mcs.Offer{Export: &mcs.Export{Labels: maps.Clone(o.labels), Annotations: maps.Clone(o.annots)}, Headless: o.spec.Type == v1beta1.Headless}
-	delete(offer.Labels, mcs.LabelImported)
-	delete(offer.Annotations, mcs.AnnotExports)
-	delete(offer.Annotations, mcs.AnnotDerived)
-	if c := o.spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
-		offer.AffinityTimeout = *c.ClientIP.TimeoutSeconds
-	}
-	if p := o.spec.InternalTrafficPolicy; p != nil {
-		offer.InternalTrafficPolicy = *p
-	}
-	if p := o.spec.TrafficDistribution; p != nil {
-		offer.TrafficDistribution = *p
-	}
-	for _, family := range o.spec.IPFamilies {
-		offer.IPv4, offer.IPv6 = offer.IPv4 || family == corev1.IPv4Protocol, offer.IPv6 || family == corev1.IPv6Protocol
-	}
-	for _, p := range o.spec.Ports {
-		port := mcs.Port{Name: p.Name, Protocol: p.Protocol, Port: p.Port}
-		if p.AppProtocol != nil {
-			port.AppProtocol = *p.AppProtocol
-		}
-		offer.Ports = append(offer.Ports, port)
-	}
-	return offer
-}
-
-// served returns the slices of a part with the ports that it serves: those that its Service
-// has with the number that won. A slice that loses all its ports is dropped: to some consumers
-// a slice without ports has all of them.
+// served returns the slices of a part with the ports that it serves, by their names in the
+// import. A slice that loses all its ports is dropped: to some consumers a slice without ports
+// has all of them.
 func served(i *mcs.Import, pt *part) map[string]*origin.Slice {
 	offer := pt.origin.Offer(pt.cluster)
-	lost := func(p discoveryv1.EndpointPort) bool { return !i.Serves(&offer, *p.Name) }
-	if !slices.ContainsFunc(offer.Ports, func(p mcs.Port) bool { return !i.Serves(&offer, p.Name) }) {
+	names := map[string]string{}
+	same := true
+	for _, p := range offer.Ports {
+		name, serves := i.Name(&offer, p.Name)
+		if same = same && serves && name == p.Name; serves {
+			names[p.Name] = name
+		}
+	}
+	if same {
 		return pt.slices
 	}
 	some := map[string]*origin.Slice{}
 	for name, sl := range pt.slices {
-		if slices.ContainsFunc(sl.Ports, lost) {
-			restricted := *sl
-			if restricted.Ports = slices.DeleteFunc(slices.Clone(sl.Ports), lost); len(restricted.Ports) == 0 {
+		if slices.ContainsFunc(sl.Ports, func(p discoveryv1.EndpointPort) bool { return names[*p.Name] != *p.Name }) {
+			with := *sl
+			if with.Ports = renamed(sl.Ports, names); len(with.Ports) == 0 {
 				continue
 			}
-			sl = &restricted
+			sl = &with
 		}
 		some[name] = sl
 	}
 	return some
+}
+
+// renamed returns ports with other names, without those that have none.
+func renamed(ports []discoveryv1.EndpointPort, names map[string]string) []discoveryv1.EndpointPort {
+	var all []discoveryv1.EndpointPort
+	for _, p := range ports {
+		if name, has := names[*p.Name]; has {
+			p.Name = &name
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
 // wantImport is want for an import.
@@ -360,8 +339,8 @@ func (s *Snapshot) holdImport(o *ObservedImport, want *Service) (why string, unt
 		}
 	}
 	if o != nil && o.ours && want.Absent {
-		for _, i := range o.exports {
-			if why, until = s.unknown(i.Cluster, exported); why != "" {
+		for _, cluster := range mcs.Exporting(o.places) {
+			if why, until = s.unknown(cluster, exported); why != "" {
 				return "import of " + why, until
 			}
 		}

@@ -68,7 +68,7 @@ func newExports(exports, others int) *Snapshot {
 		s.exportable(aws, k, origin.TrimService(kubetest.Service(k.Name, nil, func(s *corev1.Service) { s.Namespace = k.Namespace }), nil))
 		s.slice(aws, nil, importBenchSlice(k, i))
 		if i < exports {
-			s.export(aws, k, &mcs.Export{Created: time.Unix(1, 0), Mark: "0123456789abcdef"})
+			s.export(aws, k, &mcs.Export{Created: time.Unix(1, 0)})
 		}
 	}
 	return s

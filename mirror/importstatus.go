@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
@@ -67,9 +68,7 @@ func (c *Controller) importStatus(k origin.Key) status.Import {
 	}
 	if own != nil && own.ours {
 		i.Type, i.IPs = string(own.spec.Type), own.spec.IPs
-		for _, of := range own.exports {
-			i.Exports = append(i.Exports, of.Cluster)
-		}
+		i.Exports = mcs.Exporting(own.places)
 		for _, p := range w.Spec.Ports {
 			i.Ports = append(i.Ports, p.String())
 		}

@@ -21,6 +21,9 @@ type part struct {
 	drained      bool
 	remembered   bool // the local object, for clusters whose state is unknown
 	unconfigured bool // these clusters are no longer configured
+	// names are those of the ports that a remembered part serves, by the names in its slices;
+	// nil: it serves all of them.
+	names map[string]string
 }
 
 // compareParts orders parts by precedence.

@@ -94,6 +94,7 @@ type Service struct {
 	prefix string // of the remote; "gl" for a global service
 	// keeps are, by cluster of unknown state, whether it is used for a frontend; nil: for all.
 	keeps    map[string]map[exposed.Frontend]bool
+	names    map[string]map[string]string // part.names of them
 	sum      sum
 	conflict mcs.Conflict // of an import
 }

@@ -97,6 +97,8 @@ type Snapshot struct {
 	// importAfter is until when new imports wait for clusters that have not synced; zero: they
 	// don't.
 	importAfter time.Time
+	// now is the time of the last pass.
+	now time.Time
 	// importsKnown is whether the objects of imports have been read.
 	importsKnown bool
 	// departed are those of them that left in order: theirs are removed at once.
@@ -116,7 +118,7 @@ type Snapshot struct {
 // newSnapshot returns an empty snapshot with the given kinds.
 func newSnapshot(clusters []clusterConfig, kinds []kind, local *local, sums summer) *Snapshot {
 	s := &Snapshot{
-		sums: sums, sets: map[setID]*set{}, clusters: map[string]bool{}, local: local, paths: withdrawal.New[origin.ID](), drained: map[string]bool{}, departed: map[string]bool{},
+		now: time.Now(), sums: sums, sets: map[setID]*set{}, clusters: map[string]bool{}, local: local, paths: withdrawal.New[origin.ID](), drained: map[string]bool{}, departed: map[string]bool{},
 	}
 	for _, c := range clusters {
 		s.clusters[c.name] = true

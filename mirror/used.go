@@ -158,8 +158,13 @@ func (u *usage) isReady(pt *part, f exposed.Frontend) bool {
 		}
 		if pt.remembered {
 			for _, o := range u.s.local.slicesOf(u.w.Name) {
-				if o.cluster == pt.cluster && o.Ready > 0 {
+				if o.cluster != pt.cluster || o.Ready == 0 {
+					continue
+				}
+				if pt.names == nil || len(o.Ports) == 0 {
 					note(o.family, o.Ports)
+				} else if ports := renamed(o.Ports, pt.names); len(ports) > 0 {
+					note(o.family, ports)
 				}
 			}
 		}
@@ -210,6 +215,12 @@ func (u *usage) remember(pt *part) {
 	if u.w.keeps == nil {
 		u.w.keeps = map[string]map[exposed.Frontend]bool{}
 	}
+	if pt.names != nil {
+		if u.w.names == nil {
+			u.w.names = map[string]map[string]string{}
+		}
+		u.w.names[pt.cluster] = pt.names
+	}
 	u.w.keeps[pt.cluster] = keeps
 }
 
@@ -217,6 +228,12 @@ func (u *usage) remember(pt *part) {
 // is unknown; false: nothing.
 func (t *Service) retain(o *ObservedSlice, sums summer) (Retained, bool) {
 	r := Retained{slice: o, Ports: o.Ports, sum: o.sum}
+	if names := t.names[o.cluster]; names != nil && len(o.Ports) > 0 {
+		if r.Ports = renamed(o.Ports, names); len(r.Ports) == 0 {
+			return r, false
+		}
+		r.sum = sums.withPorts(o, r.Ports)
+	}
 	used := map[exposed.Frontend]bool{}
 	for cluster, keeps := range t.keeps {
 		switch {
@@ -233,12 +250,12 @@ func (t *Service) retain(o *ObservedSlice, sums summer) (Retained, bool) {
 		return r, used[exposed.AllPorts(o.family)]
 	}
 	some, all := false, true
-	for i := range o.Ports {
-		is, known := used[exposed.FrontendOf(o.family, &o.Ports[i])]
+	for i := range r.Ports {
+		is, known := used[exposed.FrontendOf(o.family, &r.Ports[i])]
 		some, all = some || is, all && (is || !known)
 	}
 	if some && !all {
-		r.Ports = slices.DeleteFunc(slices.Clone(o.Ports), func(p discoveryv1.EndpointPort) bool {
+		r.Ports = slices.DeleteFunc(slices.Clone(r.Ports), func(p discoveryv1.EndpointPort) bool {
 			return !used[exposed.FrontendOf(o.family, &p)]
 		})
 		r.sum = sums.withPorts(o, r.Ports)

@@ -43,7 +43,7 @@ func importRules() []Rule {
 		},
 		{
 			ID:     "export-conflict",
-			Remedy: "give the Services of this name the same ports, type and affinity in all clusters that export it; the first export by age decides until then",
+			Remedy: "give the Services of this name the same ports, type and affinity in all clusters that export it; until then each of them has an import of its own, and the others have that of the first export",
 			Find: func(f *Facts, found func(Finding)) {
 				f.eachImport(func(c *inspect.Cluster, i *status.Import, source string) {
 					for _, conflict := range i.Conflicts {
@@ -64,8 +64,8 @@ func importRules() []Rule {
 			},
 		},
 		{
-			ID: "imports-differ", After: append([]string{"mirror-not-running", "import-held", "imports-not-served"}, connecting()...),
-			Remedy: "while exports differ, the clusters' imports may: remove the conflict, or delete the ServiceImport in each of these clusters, so that it is computed again by the age of the exports",
+			ID: "imports-differ", After: append([]string{"mirror-not-running", "import-held", "imports-not-served", "export-conflict"}, connecting()...),
+			Remedy: "delete the ServiceImport in each of these clusters, so that it is computed again by the age of the exports",
 			Find: func(f *Facts, found func(Finding)) {
 				shared := inspect.SharedImports(f.Clusters)
 				for i := range shared {

@@ -25,9 +25,10 @@ func (c *Cluster) ImportReport() (report *status.MultiCluster, source string) {
 	return nil, ""
 }
 
-// same is what clusters must agree on.
+// same is what clusters must agree on. The order of ports is that of each cluster's own export.
 func same(i *status.Import) string {
-	return fmt.Sprintf("%s, ports %s, exported by %s", cmp.Or(i.Type, "no import"), cmp.Or(strings.Join(i.Ports, " and "), "none"), cmp.Or(strings.Join(i.Exports, ", "), "none"))
+	ports := slices.Sorted(slices.Values(i.Ports))
+	return fmt.Sprintf("%s, ports %s, exported by %s", cmp.Or(i.Type, "no import"), cmp.Or(strings.Join(ports, " and "), "none"), cmp.Or(strings.Join(i.Exports, ", "), "none"))
 }
 
 // SharedImport is an import in all clusters that have its namespace.

@@ -275,6 +275,7 @@ func TestImports(t *testing.T) {
 		{"import of everything a Service has", (*importBed).testImport},
 		{"headless", (*importBed).testHeadlessImport},
 		{"conflicts", (*importBed).testImportConflicts},
+		{"the own export first", (*importBed).testOwnExportFirst},
 		{"one family", (*importBed).testFamilies},
 		{"restart", (*importBed).testImportRestart},
 		{"drift", (*importBed).testImportDrift},
@@ -449,9 +450,10 @@ func (b *importBed) testImportConflicts(t *testing.T) {
 			}
 			var got []string
 			for _, p := range i.Spec.Ports {
-				got = append(got, fmt.Sprint(p.Name, p.Port))
+				got = append(got, fmt.Sprintf("%s %d", p.Name, p.Port))
 			}
-			if !slices.Equal(got, []string{"http80", "admin81", "metrics82"}) || i.Spec.Type != v1beta1.ClusterSetIP || len(i.Status.Clusters) != 2 {
+			want := map[string][]string{"aws": {"http 80", "admin 81", "metrics 82"}, "gcp": {"http 8080", "metrics 82", "http-80 80", "admin 81"}}
+			if !slices.Equal(got, want[c.Name]) || i.Spec.Type != v1beta1.ClusterSetIP || len(i.Status.Clusters) != 2 {
 				return fmt.Errorf("%+v", i)
 			}
 			return nil
@@ -556,6 +558,118 @@ func (b *importBed) undefine(t *testing.T, c *testbed.Cluster) {
 	for _, name := range []string{"serviceexports." + v1beta1.GroupName, "serviceimports." + v1beta1.GroupName} {
 		_, err := c.Kubectl(ctx, "delete", "customresourcedefinition", name)
 		must(t, err)
+	}
+}
+
+// answered waits until requests of a cluster's clients to a port of an import are answered by
+// these endpoints, as in "aws 10.4.0.1".
+func (b *importBed) answered(t *testing.T, c *testbed.Cluster, namespace, name string, number int32, want ...string) {
+	t.Helper()
+	wait(t, fmt.Sprintf("answers from port %d of %s in %s", number, name, c.Name), func() error {
+		derived, err := c.Client().CoreV1().Services(namespace).Get(t.Context(), mcs.DerivedName(namespace, name), metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		at := slices.IndexFunc(derived.Spec.Ports, func(p corev1.ServicePort) bool { return p.Port == number })
+		var got []string
+		for _, sl := range b.slices(t, c, namespace, name) {
+			if at < 0 || !slices.ContainsFunc(sl.Ports, func(p discoveryv1.EndpointPort) bool { return *p.Name == derived.Spec.Ports[at].Name }) {
+				continue
+			}
+			for i := range sl.Endpoints {
+				got = append(got, sl.Labels[mcs.LabelSourceCluster]+" "+sl.Endpoints[i].Addresses[0])
+			}
+		}
+		if slices.Sort(got); !slices.Equal(got, want) {
+			return fmt.Errorf("%q, want %q; ports %v", got, want, derived.Spec.Ports)
+		}
+		return nil
+	})
+}
+
+// testOwnExportFirst has a neighbour, gcp, that exports the names of aws with another port: before
+// it, while its export is created again, and while gcp can't be read.
+func (b *importBed) testOwnExportFirst(t *testing.T) {
+	const ns = "own"
+	b.namespace(t, ns, b.gcp, b.aws)
+	b.start(t, b.gcp)
+	running := b.start(t, b.aws)
+	service := func(c *testbed.Cluster, name string, number int32, ip string) {
+		t.Helper()
+		s := web(name, ports(corev1.ServicePort{Name: "http", Protocol: corev1.ProtocolTCP, Port: number}))
+		must(t, putService(t.Context(), c, ns, s, slice(s, name+"-1", ip)))
+	}
+	service(b.aws, "before", 80, "10.4.5.1")
+	service(b.gcp, "before", 81, "10.2.5.1")
+	b.export(t, b.gcp, ns, "before")
+	b.answered(t, b.aws, ns, "before", 81, "gcp 10.2.5.1")
+	b.export(t, b.aws, ns, "before")
+	b.answered(t, b.aws, ns, "before", 80, "aws 10.4.5.1")
+	b.answered(t, b.aws, ns, "before", 81, "gcp 10.2.5.1")
+	for _, c := range []*testbed.Cluster{b.aws, b.gcp} {
+		b.exported(t, c, ns, "before", "Conflict=True PortConflict")
+	}
+
+	both := func(name, awsIP, gcpIP string) {
+		t.Helper()
+		service(b.aws, name, 80, awsIP)
+		b.export(t, b.aws, ns, name)
+		b.answered(t, b.gcp, ns, name, 80, "aws "+awsIP)
+		service(b.gcp, name, 80, gcpIP)
+		b.export(t, b.gcp, ns, name)
+		for _, c := range []*testbed.Cluster{b.aws, b.gcp} {
+			b.answered(t, c, ns, name, 80, "aws "+awsIP, "gcp "+gcpIP)
+		}
+	}
+	both("again", "10.4.5.2", "10.2.5.2")
+	b.unexport(t, b.aws, ns, "again")
+	b.answered(t, b.aws, ns, "again", 80, "gcp 10.2.5.2")
+	service(b.gcp, "again", 81, "10.2.5.2")
+	b.answered(t, b.aws, ns, "again", 81, "gcp 10.2.5.2")
+	b.export(t, b.aws, ns, "again")
+	b.answered(t, b.aws, ns, "again", 80, "aws 10.4.5.2")
+	b.answered(t, b.aws, ns, "again", 81) // aws exported it first
+	b.answered(t, b.gcp, ns, "again", 80, "aws 10.4.5.2")
+	b.answered(t, b.gcp, ns, "again", 81, "gcp 10.2.5.2")
+
+	both("silent", "10.4.5.3", "10.2.5.3")
+	running.stop()
+	answers := make(chan struct{})
+	b.start(t, b.aws, func(cfg *mirror.Config) {
+		for i := range cfg.Remotes {
+			if r := &cfg.Remotes[i]; r.Name == "gcp" {
+				client := r.Client
+				r.Client = func() (kube.Client, error) {
+					select {
+					case <-answers:
+						return client()
+					default:
+						return nil, errors.New("gcp doesn't answer")
+					}
+				}
+			}
+		}
+	})
+	service(b.aws, "silent", 8080, "10.4.5.3")
+	b.answered(t, b.aws, ns, "silent", 8080, "aws 10.4.5.3")
+	b.answered(t, b.gcp, ns, "silent", 8080, "aws 10.4.5.3")
+	close(answers)
+	service(b.aws, "silent", 80, "10.4.5.3")
+	b.answered(t, b.aws, ns, "silent", 80, "aws 10.4.5.3", "gcp 10.2.5.3")
+
+	// A port is renamed, cluster after cluster.
+	for _, c := range []*testbed.Cluster{b.gcp, b.aws} {
+		patchService(t, c, ns, "silent", `{"spec":{"ports":[{"name":"web","protocol":"TCP","port":80}]}}`)
+		ip := map[*testbed.Cluster]string{b.aws: "10.4.5.3", b.gcp: "10.2.5.3"}[c]
+		must(t, putSlice(t.Context(), c, ns, slice(web("silent", ports(corev1.ServicePort{Name: "web", Protocol: corev1.ProtocolTCP, Port: 80})), "silent-1", ip)))
+		for _, in := range []*testbed.Cluster{b.aws, b.gcp} {
+			if c == b.gcp {
+				b.exported(t, in, ns, "silent", "Conflict=True PortConflict")
+			} else {
+				b.exported(t, in, ns, "silent", "Conflict=False NoConflicts")
+			}
+			b.answered(t, in, ns, "silent", 80, "aws 10.4.5.3", "gcp 10.2.5.3")
+		}
 	}
 }
 

@@ -235,7 +235,8 @@ func (m *imports) unionOfPorts(t *testing.T, ns string) {
 }
 
 // conflicts exports a Service of aws, and then one of gcp that differs: both exports have the
-// condition, and the import is as before.
+// condition. The import is as before, except in gcp, whose own export decides there on all but the
+// type.
 func (m *imports) conflicts(t *testing.T, ns string) {
 	label := func(x *v1beta1.ServiceExport) { x.Spec.ExportedLabels = map[string]string{"team": "b"} }
 	note := func(x *v1beta1.ServiceExport) { x.Spec.ExportedAnnotations = map[string]string{"note": "b"} }
@@ -267,7 +268,8 @@ func (m *imports) conflicts(t *testing.T, ns string) {
 				m.exported(t, exporter, ns, "Valid=True Valid", "Conflict=True "+c.reason)
 			}
 			for n, i := range m.imported(t, ns, from("aws", "gcp")) {
-				if !equality.Semantic.DeepEqual(i.Spec, before[n].Spec) || i.Labels["team"] != "" || i.Annotations["note"] != "" {
+				same := equality.Semantic.DeepEqual(i.Spec, before[n].Spec) && i.Labels["team"] == "" && i.Annotations["note"] == ""
+				if same != (m.clusters[n] != m.gcp || c.name == "type") {
 					t.Errorf("%s: %+v %v", m.clusters[n].Name, i, i.Labels)
 				}
 			}
@@ -275,7 +277,8 @@ func (m *imports) conflicts(t *testing.T, ns string) {
 				return
 			}
 			m.answered(t, ns, 8888, m.servers[m.aws]...)
-			m.unanswered(t, ns, 4242)
+			m.unanswered(t, ns, []*testbed.Cluster{m.aws, m.merit}, 4242)
+			m.answeredIn(t, importName(ns), []*testbed.Cluster{m.gcp}, 4242, m.servers[m.gcp]...)
 			_, err := m.gcp.Client().CoreV1().Services(ns).Patch(t.Context(), "web", types.StrategicMergePatchType,
 				[]byte(`{"spec":{"ports":[{"port":4242,"$patch":"delete"},{"name":"http","port":8888}]}}`), metav1.PatchOptions{})
 			must(t, err)

@@ -351,9 +351,12 @@ func (m *imports) ask(ctx context.Context, from *testbed.Pod, name string, port 
 }
 
 // unanswered checks that requests from each node are not answered.
-func (m *imports) unanswered(t *testing.T, ns string, port int) {
+func (m *imports) unanswered(t *testing.T, ns string, clusters []*testbed.Cluster, port int) {
 	t.Helper()
 	for _, from := range m.clients {
+		if !slices.Contains(clusters, from.Node.Cluster) {
+			continue
+		}
 		addresses, err := m.addresses(t.Context(), from, importName(ns))
 		must(t, err)
 		for _, a := range addresses {

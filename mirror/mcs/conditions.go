@@ -75,7 +75,7 @@ func ExportConditions(cluster string, x *Export, fault Fault, conflict *Conflict
 			others = append(others, d.Cluster+": "+d.What)
 		}
 		all[2] = condition(v1beta1.ServiceExportConditionConflict, true, v1beta1.ServiceExportConditionReason(strings.Join(text, ",")),
-			"the oldest export decides; others: "+strings.Join(others, "; "))
+			fmt.Sprintf("in this cluster its own export decides, in others that of %s; exports that differ: ", conflict.Oldest)+strings.Join(others, "; "))
 	}
 	return all
 }

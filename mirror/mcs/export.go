@@ -1,7 +1,6 @@
 package mcs
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -18,8 +17,6 @@ import (
 // Export is a trimmed ServiceExport. It is immutable.
 type Export struct {
 	Created time.Time
-	// Mark identifies the object: a hash of its UID, which a remote may choose.
-	Mark string
 	// Labels and Annotations are exported ones, without those in NotCopied.
 	Labels, Annotations map[string]string
 	NotCopied           []string
@@ -65,7 +62,7 @@ func TrimExport(e *v1beta1.ServiceExport, own bool) (*Export, bool) {
 	if e.DeletionTimestamp != nil {
 		return nil, false
 	}
-	x := &Export{Created: e.CreationTimestamp.UTC(), Mark: mark(string(e.UID))}
+	x := &Export{Created: e.CreationTimestamp.UTC()}
 	left := maxExportedBytes
 	x.Labels = x.exported(e.Spec.ExportedLabels, &left, func(value string) bool { return len(validation.IsValidLabelValue(value)) == 0 })
 	x.Annotations = x.exported(e.Spec.ExportedAnnotations, &left, func(string) bool { return true })
@@ -110,7 +107,7 @@ const (
 
 // Equal reports whether two exports are equal.
 func (x *Export) Equal(o *Export) bool {
-	return x.Created.Equal(o.Created) && x.Mark == o.Mark && x.Cluster == o.Cluster &&
+	return x.Created.Equal(o.Created) && x.Cluster == o.Cluster &&
 		maps.Equal(x.Labels, o.Labels) && maps.Equal(x.Annotations, o.Annotations) && slices.Equal(x.NotCopied, o.NotCopied) &&
 		(x.Status == nil) == (o.Status == nil) && (x.Status == nil || x.Status.equal(o.Status))
 }
@@ -132,6 +129,8 @@ type Offer struct {
 	InternalTrafficPolicy corev1.ServiceInternalTrafficPolicy
 	TrafficDistribution   string
 	IPv4, IPv6            bool
+	// remembered: the cluster is unknown, and this is what its part of the running import was.
+	remembered bool
 }
 
 // Port is one port of an import.
@@ -142,7 +141,8 @@ type Port struct {
 	AppProtocol string
 }
 
+// Number returns what the port has apart from names.
+func (p Port) Number() Number { return Number{p.Port, p.Protocol} }
+
 // String returns the port as in "http 80/TCP".
-func (p Port) String() string {
-	return strings.TrimSpace(fmt.Sprintf("%s %d/%s", p.Name, p.Port, p.Protocol))
-}
+func (p Port) String() string { return strings.TrimSpace(p.Name + " " + p.Number().String()) }

@@ -17,7 +17,7 @@ import (
 )
 
 func offer(cluster string, created int64, ports ...Port) Offer {
-	return Offer{Cluster: cluster, Export: &Export{Created: time.Unix(created, 0), Mark: mark(cluster)}, Ports: ports, IPv4: true}
+	return Offer{Cluster: cluster, Export: &Export{Created: time.Unix(created, 0)}, Ports: ports, IPv4: true}
 }
 
 func tcp(name string, port int32) Port {
@@ -82,7 +82,11 @@ func TestMerge(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			i, conflict := Merge(c.offers, c.running)
+			e := Exports{Local: "other", Offers: c.offers, Now: time.Unix(1.8e9, 0)}
+			if c.running != nil {
+				e.Running = &Import{Headless: *c.running}
+			}
+			i, conflict := e.Merge()
 			var reasons []string
 			for _, r := range conflict.Reasons {
 				reasons = append(reasons, string(r))
@@ -139,39 +143,48 @@ func TestTraffic(t *testing.T) {
 }
 
 // The order in which exports are seen doesn't matter, and one that is seen later decides
-// nothing about a running import.
-func TestRank(t *testing.T) {
+// nothing about a running import of another cluster.
+func TestOrderOfRandomExports(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
 		var offers []Offer
 		for n := range 1 + random.IntN(5) {
 			o := offer(fmt.Sprintf("c%d", n), random.Int64N(4))
+			names := random.Perm(4)
 			for p := range random.IntN(4) {
-				o.Ports = append(o.Ports, tcp(fmt.Sprint("p", random.IntN(4)), int32(80+p)))
+				o.Ports = append(o.Ports, tcp(fmt.Sprint("p", names[p]), int32(80+p)))
 			}
 			o.Headless = random.IntN(3) == 0
 			offers = append(offers, o)
 		}
-		merged := func(of []Offer, running []Incumbent) Import {
-			of = slices.Clone(of)
-			random.Shuffle(len(of), func(i, j int) { of[i], of[j] = of[j], of[i] })
-			Rank(of, running)
-			i, _ := Merge(of, nil)
+		merged := func(local string, of []Offer, running *Import) Import {
+			e := Exports{Local: local, Offers: slices.Clone(of), Running: running, Now: time.Unix(1.8e9, 0)}
+			random.Shuffle(len(of), func(i, j int) { e.Offers[i], e.Offers[j] = e.Offers[j], e.Offers[i] })
+			if running != nil {
+				e.Places = running.Places
+			}
+			i, _ := e.Merge()
 			return i
 		}
-		first := merged(offers, nil)
-		if again := merged(offers, nil); !reflect.DeepEqual(first, again) {
+		first := merged("c9", offers, nil)
+		if again := merged("c9", offers, nil); !reflect.DeepEqual(first, again) {
 			t.Fatalf("%+v\n%+v", first, again)
 		}
 		late := offer("late", -1e9, tcp("p0", 666), tcp("p1", 667))
-		with := merged(append(offers, late), first.Exports)
+		with := merged("c9", append(offers, late), &first)
 		if with.Headless != first.Headless || !slices.Equal(with.Ports[:len(first.Ports)], first.Ports) {
 			t.Fatalf("seized: %+v\n%+v", first, with)
 		}
-		again := slices.Clone(offers)
-		again[0].Export = &Export{Created: time.Unix(-1e9, 0), Mark: mark("created again")}
-		if of := merged(again, first.Exports); len(offers) > 1 && of.Exports[len(offers)-1].Cluster != "c0" {
-			t.Fatalf("an export that was created again is not last: %+v", of.Exports)
+		// A cluster serves all of its own ports, by their names, whatever others have.
+		own := merged("c0", append(offers, late), &first)
+		for _, p := range offers[0].Ports {
+			at := slices.IndexFunc(own.Ports, func(q Port) bool { return q.Number() == p.Number() })
+			if at < 0 {
+				t.Fatalf("%v isn't served by its own cluster: %+v", p, own)
+			}
+			if name, served := own.Name(&offers[0], p.Name); !served || name != own.Ports[at].Name {
+				t.Fatalf("%v is served as %q, %v: %+v", p, name, served, own)
+			}
 		}
 	}
 }
@@ -180,7 +193,7 @@ func TestRank(t *testing.T) {
 func TestStatedTimes(t *testing.T) {
 	stated := map[string]time.Time{
 		"epoch": time.Unix(0, 0), "none": {}, "future": time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC),
-		"now": time.Unix(1.8e9, 0), "now, later": time.Unix(1.8e9, 9e8), "before": time.Date(-9999, 1, 1, 0, 0, 0, 0, time.UTC),
+		"now": time.Unix(1.8e9, 0), "now-later": time.Unix(1.8e9, 9e8), "before": time.Date(-9999, 1, 1, 0, 0, 0, 0, time.UTC),
 	}
 	var offers []Offer
 	for cluster, created := range stated {
@@ -188,29 +201,39 @@ func TestStatedTimes(t *testing.T) {
 		o.Created = created
 		offers = append(offers, o)
 	}
-	order := func(running ...Incumbent) (all []string) {
-		Rank(offers, running)
-		for _, o := range offers {
-			all = append(all, o.Cluster)
-		}
-		return all
+	order := func(running ...Place) string {
+		i, _ := (&Exports{Offers: offers, Places: running, Now: time.Unix(1.8e9, 0)}).Merge()
+		return strings.Join(Exporting(i.Places), " ")
 	}
-	if got := order(); !slices.Equal(got, []string{"before", "none", "epoch", "now", "now, later", "future"}) {
+	if got := order(); got != "before none epoch now now-later future" {
 		t.Errorf("new: %q", got)
 	}
-	if got := order(Incumbent{"now", mark("now")}, Incumbent{"future", mark("future")}); !slices.Equal(got, []string{"now", "future", "before", "none", "epoch", "now, later"}) {
+	if got := order(Place{Cluster: "now"}, Place{Cluster: "future"}); got != "now future before none epoch now-later" {
 		t.Errorf("running: %q", got)
 	}
 }
 
-func TestIncumbentsAreReadBack(t *testing.T) {
-	all := []Incumbent{{"aws", mark("1")}, {"gcp", mark("2")}}
-	if got := ParseIncumbents(FormatIncumbents(all)); !slices.Equal(got, all) {
-		t.Errorf("%v", got)
+func TestPlacesAreReadBack(t *testing.T) {
+	all := []Place{
+		{Cluster: "aws"}, {Cluster: "gcp", Ports: []Number{{80, "TCP"}, {53, "UDP"}}},
+		{Cluster: "merit", Ports: []Number{}}, {Cluster: "old", Gone: time.Unix(1.8e9, 0)},
 	}
-	for _, text := range []string{"", "aws", "aws/", "AWS/" + mark("1"), "a/b/c", strings.Repeat(",", 1000)} {
-		if got := ParseIncumbents(text); len(got) > 0 {
-			t.Errorf("%q: %v", text, got)
+	text := "aws,gcp 80/TCP 53/UDP,merit -,old gone=1800000000"
+	if got := FormatPlaces(all); got != text {
+		t.Errorf("%q", got)
+	}
+	if got := ParsePlaces(text); !reflect.DeepEqual(got, all) {
+		t.Errorf("%+v", got)
+	}
+	if got := ParsePlaces("aws/0123456789abcdef,gcp/0123456789abcdef"); !reflect.DeepEqual(got, []Place{{Cluster: "aws"}, {Cluster: "gcp"}}) {
+		t.Errorf("of an earlier version: %+v", got)
+	}
+	if got := ParsePlaces("aws,aws 80/TCP"); len(got) != 1 {
+		t.Errorf("%+v", got)
+	}
+	for _, text := range []string{"", "AWS", "a b", "a 80", "a 80/ICMP", "a 0/TCP", "a 70000/TCP", "a gone=x", "-", strings.Repeat(",", 1000)} {
+		if got := ParsePlaces(text); len(got) > 0 {
+			t.Errorf("%q: %+v", text, got)
 		}
 	}
 }
@@ -230,8 +253,8 @@ func TestTrimExport(t *testing.T) {
 		},
 		Status: v1beta1.ServiceExportStatus{Conditions: []metav1.Condition{{Type: ConditionCluster, Message: "Not A Label"}}},
 	}, false)
-	if !maps.Equal(x.Labels, map[string]string{"a": "b"}) || len(x.Annotations) != maxExportedKeys || len(x.NotCopied) != maxNamed || len(x.Mark) != markLength || x.Cluster != "" {
-		t.Errorf("%v, %d annotations, not copied %v, mark %s", x.Labels, len(x.Annotations), x.NotCopied, x.Mark)
+	if !maps.Equal(x.Labels, map[string]string{"a": "b"}) || len(x.Annotations) != maxExportedKeys || len(x.NotCopied) != maxNamed || x.Cluster != "" {
+		t.Errorf("%v, %d annotations, not copied %v, cluster %q", x.Labels, len(x.Annotations), x.NotCopied, x.Cluster)
 	}
 	deleted := metav1.Now()
 	if _, counts := TrimExport(&v1beta1.ServiceExport{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &deleted, Finalizers: []string{"example.com/hold"}}}, false); counts {

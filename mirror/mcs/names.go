@@ -24,7 +24,7 @@ const (
 	// AnnotDerived has the name of the derived Service of an import. Implementations of the Gateway
 	// API find it there: the annotation is that of the API's reference implementation.
 	AnnotDerived = "multicluster.kubernetes.io/derived-service"
-	// AnnotExports has the exports that an import was computed from, the first one first.
+	// AnnotExports has the places of the exports that an import was computed from.
 	AnnotExports = Prefix + "exports"
 )
 

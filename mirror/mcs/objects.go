@@ -19,7 +19,7 @@ func (i *Import) Object(namespace, name string, ips []string, families []corev1.
 	if annotations == nil {
 		annotations = map[string]string{}
 	}
-	labels[LabelImported], annotations[AnnotExports] = "true", FormatIncumbents(i.Exports)
+	labels[LabelImported], annotations[AnnotExports] = "true", FormatPlaces(i.Places)
 	if !i.Headless { // only then it has a derived Service
 		annotations[AnnotDerived] = DerivedName(namespace, name)
 	}
@@ -75,6 +75,37 @@ func (i *Import) Traffic(s *corev1.ServiceSpec) {
 	if d := i.TrafficDistribution; d != "" {
 		s.TrafficDistribution = &d
 	}
+}
+
+// ParseImport reads what Object returns.
+func ParseImport(spec *v1beta1.ServiceImportSpec, labels, annotations map[string]string) Import {
+	i := Import{
+		Headless: spec.Type == v1beta1.Headless, Places: ParsePlaces(annotations[AnnotExports]),
+		Labels: maps.Clone(labels), Annotations: maps.Clone(annotations),
+	}
+	delete(i.Labels, LabelImported)
+	delete(i.Annotations, AnnotExports)
+	delete(i.Annotations, AnnotDerived)
+	if c := spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+		i.AffinityTimeout = *c.ClientIP.TimeoutSeconds
+	}
+	if p := spec.InternalTrafficPolicy; p != nil {
+		i.InternalTrafficPolicy = *p
+	}
+	if p := spec.TrafficDistribution; p != nil {
+		i.TrafficDistribution = *p
+	}
+	for _, family := range spec.IPFamilies {
+		i.IPv4, i.IPv6 = i.IPv4 || family == corev1.IPv4Protocol, i.IPv6 || family == corev1.IPv6Protocol
+	}
+	for _, p := range spec.Ports {
+		port := Port{Name: p.Name, Protocol: p.Protocol, Port: p.Port}
+		if p.AppProtocol != nil {
+			port.AppProtocol = *p.AppProtocol
+		}
+		i.Ports = append(i.Ports, port)
+	}
+	return i
 }
 
 func affinityConfig(timeout int32) *corev1.SessionAffinityConfig {
