@@ -30,7 +30,7 @@ func benchmarkEvent(b *testing.B, count int) {
 		i := n * 7919 % count
 		after := *pods[i]
 		after.V4 = netip.AddrFrom4([4]byte{10, 100 + byte(n>>16), byte(n >> 8), byte(n)})
-		lost, got := s.remote.pods.update(pods[i], &after)
+		lost, got := s.pods.update(pods[i], &after)
 		pods[i] = &after
 		writes := 0
 		for _, id := range slices.Concat(lost, got) {

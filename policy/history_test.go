@@ -160,7 +160,7 @@ func (h *history) step() {
 
 // beat makes each remote send something: a server without any bookmarks for two minutes is stale.
 func (h *history) beat() {
-	for _, api := range h.rig.pods {
+	for _, api := range h.pods {
 		p := podObject("ns", "beat", "beat", corev1.PodPending)
 		p.Annotations = map[string]string{"at": time.Now().String()}
 		api.Put(h.t, "pods", p)
@@ -215,7 +215,7 @@ func (h *history) change(remote string) {
 		h.note("%s %s is deleted", remote, name)
 		delete(h.remote[remote], name)
 		h.say()
-		h.rig.pods[remote].Remove("pods", "ns", name)
+		h.pods[remote].Remove("pods", "ns", name)
 		return
 	}
 	ip := fmt.Sprintf("10.4.0.%d", 1+h.random.IntN(25))
@@ -244,7 +244,7 @@ func (h *history) change(remote string) {
 	h.note("%s %s: label %v, %s, address %s, host network %v", remote, name, p.Labels, phase, ip, p.Spec.HostNetwork)
 	h.remote[remote][name] = p.DeepCopy()
 	h.say()
-	h.rig.pods[remote].Put(h.t, "pods", p)
+	h.pods[remote].Put(h.t, "pods", p)
 }
 
 // meddle changes a network set, as another client does, or takes a name.

@@ -150,8 +150,8 @@ func TestBoundsHoldWhateverHappens(t *testing.T) {
 			}
 			// What a set has and still needs stays.
 			desired, most := 0, 0
-			for id := range b.remote.pods.sets {
-				wanted := b.remote.pods.addresses(id)
+			for id := range b.pods.sets {
+				wanted := b.pods.addresses(id)
 				desired += len(wanted)
 				for _, addr := range before[id] {
 					if slices.Contains(wanted, addr) && !slices.Contains(sets[id], addr) {

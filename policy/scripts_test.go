@@ -50,7 +50,7 @@ func (b *bench) store(name string, o *Observed) {
 }
 
 // update replaces a pod.
-func (b *bench) update(before, after *Pod) { b.remote.pods.update(before, after) }
+func (b *bench) update(before, after *Pod) { b.pods.update(before, after) }
 
 // write reconciles a set once, and reports whether anything was written.
 func (b *bench) write(id Identity) (changes []Change) {

@@ -990,10 +990,10 @@ func (b *importBed) testHeldExports(t *testing.T) {
 	release := []byte(`{"metadata":{"finalizers":null}}`)
 	for _, c := range []*testbed.Cluster{b.aws, b.gcp} {
 		b.export(t, c, ns, "web", func(x *v1beta1.ServiceExport) { x.Finalizers = held.Finalizers })
-		defer func() {
-			_, err := b.admins[c.Name].ServiceExports(ns).Patch(t.Context(), "web", types.MergePatchType, release, metav1.PatchOptions{})
+		t.Cleanup(func() {
+			_, err := b.admins[c.Name].ServiceExports(ns).Patch(context.WithoutCancel(t.Context()), "web", types.MergePatchType, release, metav1.PatchOptions{})
 			must(t, err)
-		}()
+		})
 	}
 	both := []*testbed.Cluster{b.aws, b.gcp}
 	for _, c := range both {

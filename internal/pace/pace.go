@@ -53,8 +53,10 @@ type Limit struct{ Rate, Burst int }
 // Defaults of a Config. The total exceeds the limit of one cluster, so that a single one that
 // writes at its limit doesn't delay the others.
 const (
-	DefaultRate, DefaultBurst           = 1 << 20, 16 << 20
-	DefaultTotalRate, DefaultTotalBurst = 5 << 18, 32 << 20
+	DefaultRate       = 1 << 20
+	DefaultBurst      = 16 << 20
+	DefaultTotalRate  = 5 << 18
+	DefaultTotalBurst = 32 << 20
 )
 
 // Config describes a Pacer.

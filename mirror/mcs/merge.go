@@ -97,7 +97,8 @@ func (e *Exports) Merge() (Import, Conflict) {
 		i.IPv4, i.IPv6 = i.IPv4 || offers[n].IPv4, i.IPv6 || offers[n].IPv6
 		i.Places[placeOf(i.Places, offers[n].Cluster)].Ports = i.serves(&offers[n])
 	}
-	return i, i.conflict(decides, offers)
+	conflict := i.conflict(decides, offers)
+	return i, conflict
 }
 
 // united returns the ports of an import of ranked offers.
