@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -42,8 +43,10 @@ type Facts struct {
 	// Pods, Services and Machines are the ranges of pods, ClusterIPs and nodes. PodsFrom is
 	// the source of Pods; PodsSure is whether they also contain the pods of future nodes.
 	Pods, Services, Machines []netip.Prefix
-	PodsFrom                 string
-	PodsSure                 bool
+	// ServicesGiven is whether the administrator has named the ranges of ClusterIPs.
+	ServicesGiven bool
+	PodsFrom      string
+	PodsSure      bool
 	// Servers are addresses of the API server, the likeliest first.
 	Servers []string
 	// CA verifies them, in PEM: the cluster's own and, if that doesn't verify the server of the
@@ -114,8 +117,9 @@ func ReadAll(ctx context.Context, clusters []*cli.Cluster) []*Facts {
 // and doesn't answer is no reason to wait for all of the command's time.
 const answerTimeout = 20 * time.Second
 
-// Read reads all facts of a cluster.
-func Read(ctx context.Context, c *cli.Cluster) *Facts {
+// Read reads all facts of a cluster. services are its ranges of ClusterIPs, if the administrator
+// names them; otherwise they are read.
+func Read(ctx context.Context, c *cli.Cluster, services ...netip.Prefix) *Facts {
 	f := &Facts{Name: c.Name}
 	first, cancel := context.WithTimeout(ctx, answerTimeout)
 	version, err := discovery.ToServerVersionInterfaceWithContext(c.Client.Discovery()).ServerVersionWithContext(first)
@@ -141,8 +145,14 @@ func Read(ctx context.Context, c *cli.Cluster) *Facts {
 	if err := f.readPods(ctx, c); err != nil {
 		f.Unread = append(f.Unread, fmt.Errorf("read the ranges of pods: %w", err))
 	}
-	if err := f.readServices(ctx, c); err != nil {
-		f.Unread = append(f.Unread, fmt.Errorf("read the ranges of services: %w", err))
+	if f.Services = services; len(services) > 0 {
+		f.ServicesGiven = true
+	} else if err := f.readServices(ctx, c); err != nil {
+		err = fmt.Errorf("read the ranges of services: %w", err)
+		if !IsInvalid(err) {
+			err = &cli.Advised{Err: err, Remedy: "check that the kubeconfig context of " + c.Name + " works and may list ServiceCIDRs, or, before Kubernetes 1.33, create Services in the namespace default; or name them: --service-subnets " + c.Name + "=10.96.0.0/12"}
+		}
+		f.Unread = append(f.Unread, err)
 	}
 	f.readServers(ctx, c)
 	f.readMultiCluster(ctx, c)
@@ -332,7 +342,7 @@ func loopback(host string) bool {
 }
 
 // readServices finds the ranges of ClusterIPs: ServiceCIDRs since Kubernetes 1.33, or else
-// the API server's error for an invalid ClusterIP.
+// the API server's errors for ClusterIPs outside of them, one of each family.
 func (f *Facts) readServices(ctx context.Context, c *cli.Cluster) error {
 	found, all := 0, []netip.Prefix(nil)
 	err := cli.List(ctx, c.Client.NetworkingV1().ServiceCIDRs(), metav1.ListOptions{}, func(item *networkingv1.ServiceCIDR) error {
@@ -354,26 +364,39 @@ func (f *Facts) readServices(ctx context.Context, c *cli.Cluster) error {
 		f.Services = Compact(all)
 		return nil
 	}
+	all = nil
+	var errs []error
+	for _, outside := range []string{"192.0.2.1", "2001:db8::1"} { // RFC 5737, RFC 3849
+		ranges, err := refusedIP(ctx, c, outside)
+		if IsInvalid(err) {
+			return err
+		}
+		all, errs = append(all, ranges...), append(errs, err)
+	}
+	if f.Services = Compact(all); len(all) > 0 {
+		return nil // A cluster may have one family only.
+	}
+	return errors.Join(errs...)
+}
+
+// refusedIP returns the ranges of ClusterIPs in the API server's error for one outside of them.
+// Nothing is created.
+func refusedIP(ctx context.Context, c *cli.Cluster, ip string) (ranges []netip.Prefix, err error) {
 	_, err = c.Client.CoreV1().Services("default").Create(ctx, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "semaphorectl-"},
-		Spec:       corev1.ServiceSpec{ClusterIP: "192.0.2.1", Ports: []corev1.ServicePort{{Port: 1}}},
+		Spec:       corev1.ServiceSpec{ClusterIP: ip, Ports: []corev1.ServicePort{{Port: 1}}},
 	}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	if err == nil {
-		return nil
+		return nil, nil
 	}
-	all = nil
-	if _, text, found := strings.Cut(err.Error(), "range of valid IPs is "); found {
-		for word := range strings.FieldsFuncSeq(text, func(r rune) bool { return strings.ContainsRune(", ", r) }) {
-			if prefix, parsed := netip.ParsePrefix(strings.TrimSuffix(word, ".")); parsed == nil {
-				all = append(all, prefix.Masked())
-			}
-			if len(all) > maxPrefixes {
-				return &InvalidError{"the API server's error about a ClusterIP", "range of valid IPs", fmt.Errorf("more than %d prefixes", maxPrefixes)}
-			}
+	_, text, _ := strings.Cut(err.Error(), "range of valid IPs is ")
+	for word := range strings.FieldsFuncSeq(text, func(r rune) bool { return strings.ContainsRune(", ", r) }) {
+		if prefix, parsed := netip.ParsePrefix(strings.TrimSuffix(word, ".")); parsed == nil {
+			ranges = append(ranges, prefix.Masked())
+		}
+		if len(ranges) > maxPrefixes {
+			return nil, &InvalidError{"the API server's error about a ClusterIP", "range of valid IPs", fmt.Errorf("more than %d prefixes", maxPrefixes)}
 		}
 	}
-	if f.Services = Compact(all); len(all) == 0 {
-		return err
-	}
-	return nil
+	return ranges, err
 }

@@ -12,6 +12,9 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 )
 
+// servesCIDRs is the first minor version that serves ServiceCIDRs: agents read them, too.
+const servesCIDRs = 33
+
 // oldest is the minimum minor version of Kubernetes 1, for the manifests.
 const oldest = 30
 

@@ -25,9 +25,9 @@ import (
 // flags are the flags of join, unparsed.
 type flags struct {
 	Options
-	servers, pods, machines       map[string]string
-	virtual                       map[string]string
-	output, directory, pullSecret string
+	servers, pods, machines, services map[string]string
+	virtual                           map[string]string
+	output, directory, pullSecret     string
 }
 
 // Command is "semaphorectl join".
@@ -105,6 +105,7 @@ semaphorectl tokens.`,
 	fs.StringToStringVar(&f.servers, "api-server", nil, "URL at which other clusters' nodes reach an API server, as in aws=https://api.aws.example:6443")
 	fs.StringToStringVar(&f.pods, "pod-subnets", nil, `pod subnets of a cluster, as in "aws=10.2.0.0/16 fd00:10:2::/48"`)
 	fs.StringToStringVar(&f.machines, "node-subnets", nil, `subnets of a cluster's nodes, as in "aws=10.66.1.0/24 fd00:66::1:0/112"`)
+	fs.StringToStringVar(&f.services, "service-subnets", nil, `subnets of a cluster's ClusterIPs, if its API server doesn't show them, as in "aws=10.96.0.0/16 fd00:96::/112"`)
 	fs.StringToStringVar(&f.virtual, "virtual-subnets", nil, `subnets by which other clusters know the pods of one, as in "aws=100.77.0.0/16 fd00:c9::/48" or, of one with several, "aws=10.2.0.0/16=100.77.0.0/16"; aws= for none`)
 	fs.BoolVar(&f.MultiCluster, "mcs", true, "set up the Multi-Cluster Services API; without this flag a later join keeps what was given before")
 	fs.StringVar(&f.Relay, "relay", "", "where agents read nodes: on (from semaphore-relay), off (from API servers), auto (on where a cluster has 100 nodes or more); without this flag a later join keeps what was given before")
@@ -164,7 +165,7 @@ func (f *flags) parse(names []string) error {
 		}
 		return parsed
 	}
-	f.Pods, f.Machines = subnets("pod-subnets", f.pods), subnets("node-subnets", f.machines)
+	f.Pods, f.Machines, f.Services = subnets("pod-subnets", f.pods), subnets("node-subnets", f.machines), subnets("service-subnets", f.services)
 	f.Virtual = map[string][]config.Mapping{}
 	for _, name := range slices.Sorted(maps.Keys(f.virtual)) {
 		virtual, err := parseVirtual(f.virtual[name])

@@ -64,7 +64,7 @@ func newAll(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Opti
 	}
 	a.Servers = maps.Clone(a.Servers)
 	_ = a.each(func(i int, c *cli.Cluster) error {
-		a.facts[i] = inspect.Read(ctx, c)
+		a.facts[i] = inspect.Read(ctx, c, a.Services[c.Name]...)
 		return nil
 	})
 	return a
@@ -157,7 +157,7 @@ func (a *all) preflight(ctx context.Context) error {
 			if installed := a.facts[i].Installed.Relay; installed || a.wanted[i].Relay {
 				others = relayRights(installed && !a.wanted[i].Relay)
 			}
-			lacking[i] = rights(ctx, c, a.objects[i], others...)
+			lacking[i] = rights(ctx, c, a.facts[i], a.objects[i], others...)
 			return nil
 		})
 	}

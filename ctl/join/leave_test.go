@@ -149,7 +149,7 @@ func TestDiscoveryIsNarrow(t *testing.T) {
 		if len(faults) != len(objects) || !strings.Contains(faults[0].String(), "it doesn't serve ") {
 			t.Errorf("%d objects, faults %v", len(objects), faults)
 		}
-		rights(t.Context(), cluster, objects)
+		rights(t.Context(), cluster, &inspect.Facts{}, objects)
 		if removed, err := remove(t.Context(), cluster, nil); err != nil || removed > 0 {
 			t.Errorf("removed %d objects, %v", removed, err)
 		}

@@ -43,6 +43,7 @@ type Wishes struct {
 	Servers  map[string]string
 	Pods     map[string][]netip.Prefix
 	Machines map[string][]netip.Prefix
+	Services map[string][]netip.Prefix
 	// Virtual are virtual subnets, some without the real one; an empty list: none.
 	Virtual map[string][]config.Mapping
 
@@ -132,7 +133,7 @@ func settings(f *inspect.Facts, remotes []side, taken map[int]bool) inspect.Sett
 	}
 	want["SEMAPHORE_REMOTES"] = list(names)
 	// Older API servers have no ServiceCIDRs, from which agents read them.
-	if f.Minor > 0 && f.Minor < 33 && want["SEMAPHORE_LOCAL_SUBNETS"] == "" && len(f.Services) > 0 {
+	if f.Minor > 0 && f.Minor < servesCIDRs && want["SEMAPHORE_LOCAL_SUBNETS"] == "" && len(f.Services) > 0 {
 		want["SEMAPHORE_LOCAL_SUBNETS"] = join(f.Services)
 	}
 	return want

@@ -12,9 +12,17 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 )
 
-// reads returns the rights to read what facts reads.
-func reads() []authorizationv1.ResourceAttributes {
-	return []authorizationv1.ResourceAttributes{
+// reads returns the rights to read the facts of a cluster.
+func reads(f *inspect.Facts) []authorizationv1.ResourceAttributes {
+	var services []authorizationv1.ResourceAttributes
+	switch {
+	case f.ServicesGiven:
+	case f.Minor >= servesCIDRs:
+		services = append(services, authorizationv1.ResourceAttributes{Verb: "list", Group: "networking.k8s.io", Resource: "servicecidrs"})
+	default: // a dry run, see inspect.Read
+		services = append(services, authorizationv1.ResourceAttributes{Verb: "create", Resource: "services", Namespace: "default"})
+	}
+	return append(services, []authorizationv1.ResourceAttributes{
 		{Verb: "list", Resource: "nodes"},
 		{Verb: "get", Resource: "namespaces"},
 		{Verb: "get", Resource: "configmaps", Namespace: "kube-system"},
@@ -23,13 +31,13 @@ func reads() []authorizationv1.ResourceAttributes {
 		{Verb: "list", Group: "apps", Resource: "deployments", Namespace: cli.Namespace},
 		{Verb: "list", Group: "apps", Resource: "deployments", Namespace: "kube-system"},
 		{Verb: "list", Group: "apps", Resource: "daemonsets", Namespace: "kube-system"},
-	}
+	}...)
 }
 
 // rights returns a fault if the administrator lacks rights to apply the objects, or others that are
 // given.
-func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstructured, others ...authorizationv1.ResourceAttributes) []fault {
-	wanted := append(reads(), []authorizationv1.ResourceAttributes{
+func rights(ctx context.Context, c *cli.Cluster, f *inspect.Facts, objects []*unstructured.Unstructured, others ...authorizationv1.ResourceAttributes) []fault {
+	wanted := append(reads(f), []authorizationv1.ResourceAttributes{
 		{Verb: "create", Resource: "pods", Namespace: "kube-system"},
 		{Verb: "delete", Resource: "pods", Namespace: "kube-system"},
 		{Verb: "create", Resource: "configmaps", Namespace: "kube-system"},
@@ -59,7 +67,7 @@ func rights(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstruc
 // rightsToLeave returns a fault if the administrator lacks rights to take a cluster out:
 // without them leave would end half way.
 func rightsToLeave(ctx context.Context, c *cli.Cluster, f *inspect.Facts) []fault {
-	wanted := append(reads(),
+	wanted := append(reads(f),
 		authorizationv1.ResourceAttributes{Verb: "update", Resource: "configmaps", Namespace: "kube-system"},
 		authorizationv1.ResourceAttributes{Verb: "delete", Group: "discovery.k8s.io", Resource: "endpointslices", Namespace: cli.Namespace},
 		authorizationv1.ResourceAttributes{Verb: "delete", Resource: "services", Namespace: cli.Namespace},
