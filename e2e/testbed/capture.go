@@ -28,7 +28,7 @@ type Counts struct {
 	// Plaintext counts packets from or to a pod that ought to have been in a
 	// tunnel: each that isn't Local, and each with a virtual address.
 	Plaintext Traffic
-	// Local counts packets between pods, or nodes and pods, of one cluster:
+	// Local counts packets between pods, or nodes or the API server and pods, of one cluster:
 	// those go over plain routes in a testbed.
 	Local Traffic
 	// API counts packets from and to API servers.
@@ -323,11 +323,11 @@ type classifier struct {
 	nodes    map[netip.Addr]*Cluster
 	ports    map[uint16]*Cluster // of nodes, by the number in their hardware address
 	virtual  []netip.Prefix
-	apis     map[netip.Addr]bool
+	apis     map[netip.Addr]*Cluster
 }
 
 func newClassifier(clusters []*Cluster) classifier {
-	c := classifier{clusters: clusters, nodes: make(map[netip.Addr]*Cluster), ports: make(map[uint16]*Cluster), apis: make(map[netip.Addr]bool)}
+	c := classifier{clusters: clusters, nodes: make(map[netip.Addr]*Cluster), ports: make(map[uint16]*Cluster), apis: make(map[netip.Addr]*Cluster)}
 	for _, cluster := range clusters {
 		for _, n := range cluster.Nodes() {
 			c.ports[uint16(n.tb.underlay.portOf(n.Name).id)] = cluster
@@ -341,7 +341,7 @@ func newClassifier(clusters []*Cluster) classifier {
 			}
 		}
 		for _, address := range cluster.plane.addresses {
-			c.apis[address] = true
+			c.apis[address] = cluster
 		}
 	}
 	return c
@@ -351,15 +351,18 @@ func newClassifier(clusters []*Cluster) classifier {
 func (c classifier) of(p packet, counts *Counts) *Traffic {
 	src, dst := p.src.Addr(), p.dst.Addr()
 	sender, receiver := c.ports[p.sender], c.ports[p.receiver]
+	if sender == nil {
+		sender = c.apis[src] // it connects to pods of its cluster for its clients
+	}
 	// Pods of two clusters may have one address.
 	from, to := c.podOf(src, sender), c.podOf(dst, sender)
 	within := sender == nil || receiver == nil || sender == receiver
 	switch {
 	case c.isVirtual(src) || c.isVirtual(dst):
 		return &counts.Plaintext
-	case within && from != nil && (from == to || from == c.nodes[dst]):
+	case within && from != nil && (from == to || from == c.nodes[dst] || from == c.apis[dst]):
 		return &counts.Local
-	case within && to != nil && to == c.nodes[src]:
+	case within && to != nil && (to == c.nodes[src] || to == c.apis[src]):
 		return &counts.Local
 	case to == nil && c.nodes[dst] != nil && p.wireguard():
 		// Also from a pod address: after the loss of its own address, a node's kernel uses
@@ -369,7 +372,7 @@ func (c classifier) of(p packet, counts *Counts) *Traffic {
 		return &counts.Plaintext
 	case p.wireguard():
 		return &counts.WireGuard
-	case c.apis[src] || c.apis[dst]:
+	case c.apis[src] != nil || c.apis[dst] != nil:
 		return &counts.API
 	default:
 		return &counts.Other
@@ -379,7 +382,7 @@ func (c classifier) of(p packet, counts *Counts) *Traffic {
 // podOf returns the cluster whose pod subnets hold the address, sender if it is one of several,
 // unless it is that of a node or an API server inside one.
 func (c classifier) podOf(address netip.Addr, sender *Cluster) (of *Cluster) {
-	if c.nodes[address] != nil || c.apis[address] {
+	if c.nodes[address] != nil || c.apis[address] != nil {
 		return nil
 	}
 	for _, cluster := range c.clusters {
