@@ -9,7 +9,7 @@ import "time"
 //	                                             ^    at once  ^ hold 4 s, then 8 s ...
 //
 // They are withdrawn at once, as each moment costs requests, and restored as soon as agents
-// Report the path up, which they do when it has been up for a while. If a node is withdrawn
+// report the path up, which they do when it has been up for a while. If a node is withdrawn
 // again within steadyAfter, the hold time doubles, so that a flapping path causes few writes.
 type verdict struct {
 	withdrawn bool
