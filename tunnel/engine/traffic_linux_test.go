@@ -677,7 +677,7 @@ func TestRestartsInAnyOrder(t *testing.T) {
 			signal(t, serving.server(t), unix.SIGKILL)
 		case "the supervisor is killed":
 			signal(t, serving.Process.Pid, unix.SIGKILL)
-			_ = <-serving.ended
+			t.Log(<-serving.ended)
 			serving = start(t)
 			serving.says(t, "msg=starting")
 		default:
@@ -692,7 +692,7 @@ func TestRestartsInAnyOrder(t *testing.T) {
 			case "an upgrade, and the new engine is killed":
 				sleep(t, soon())
 				signal(t, next.Process.Pid, unix.SIGKILL)
-				_ = <-next.ended
+				t.Log(<-next.ended)
 				next = start(t) // as the kubelet does
 			case "an upgrade, and the new engine's server is killed":
 				sleep(t, soon())
@@ -701,7 +701,7 @@ func TestRestartsInAnyOrder(t *testing.T) {
 				sleep(t, soon())
 				signal(t, serving.Process.Pid, unix.SIGKILL)
 			}
-			_ = <-serving.ended
+			t.Log(<-serving.ended)
 			next.says(t, "msg=starting")
 			serving = next
 		}
