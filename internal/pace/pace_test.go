@@ -3,6 +3,7 @@ package pace
 import (
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,27 +26,21 @@ type program struct {
 	order  []string         // keys, as written
 	wrote  map[string]int   // bytes, by cluster
 	always map[string]bool  // keys that are changed by each of their writes
+	ready  chan string      // keys whose turn it is
 }
 
 func run(t *testing.T, cfg Config[string]) *program {
 	t.Helper()
-	r := &program{want: map[string]Write{}, wrote: map[string]int{}, always: map[string]bool{}}
-	ready := make(chan string, 100_000)
-	cfg.Ready = func(key string) { ready <- key }
+	r := &program{
+		want: map[string]Write{}, wrote: map[string]int{}, always: map[string]bool{},
+		ready: make(chan string, 100_000),
+	}
+	cfg.Ready = func(key string) { r.ready <- key }
 	r.Pacer = New(cfg)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for key := range ready {
-			r.try(key)
-		}
-	}()
 	t.Cleanup(func() {
 		for key := range r.want {
 			r.Take(key)
 		}
-		close(ready)
-		<-done
 	})
 	return r
 }
@@ -72,8 +67,27 @@ func (r *program) change(cluster, namespace, name string, bytes int, urgent ...b
 	key := cluster + "/" + namespace + "/" + name
 	r.want[key] = Write{Cluster: cluster, Namespace: namespace, Object: key, Bytes: bytes, Urgent: len(urgent) > 0}
 	r.try(key)
-	synctest.Wait()
+	r.work(0)
 	return key
+}
+
+// work writes for a time what has its turn.
+func (r *program) work(d time.Duration) {
+	for over := time.After(d); ; {
+		synctest.Wait()
+		select {
+		case key := <-r.ready:
+			r.try(key)
+			continue
+		default:
+		}
+		select {
+		case key := <-r.ready:
+			r.try(key)
+		case <-over:
+			return
+		}
+	}
 }
 
 // flood changes objects of a namespace all the time.
@@ -92,8 +106,7 @@ func (r *program) after(d time.Duration) map[string]int {
 	for cluster, bytes := range r.wrote {
 		before[cluster] = bytes
 	}
-	time.Sleep(d)
-	synctest.Wait()
+	r.work(d)
 	grown := map[string]int{}
 	for cluster, bytes := range r.wrote {
 		grown[cluster] = bytes - before[cluster]
@@ -257,8 +270,8 @@ func TestRemovalsComeFirstInTheirNamespace(t *testing.T) {
 // no turn, and one whose size has changed meanwhile is paid for.
 func TestTurnsOfAKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		called := 0
-		p := New(Config[string]{Cluster: Limit{1000, 1000}, Total: Limit{2000, 2000}, Ready: func(string) { called++ }})
+		var called atomic.Int32
+		p := New(Config[string]{Cluster: Limit{1000, 1000}, Total: Limit{2000, 2000}, Ready: func(string) { called.Add(1) }})
 		write := func(object string, bytes int) Write {
 			return Write{Cluster: "gcp", Namespace: "shop", Object: object, Bytes: bytes}
 		}
@@ -275,18 +288,18 @@ func TestTurnsOfAKey(t *testing.T) {
 		wants("the burst", p.Take("web", write("a", 600), write("b", 700), write("c", 800), write("gone", 0)), true, true, false, true)
 		wants("the others that it needs", p.Take("web", write("c", 800)), false)
 		elapse(time.Second)
-		if called != 1 {
-			t.Errorf("called %d times", called)
+		if called.Load() != 1 {
+			t.Errorf("called %d times", called.Load())
 		}
 		wants("its turn, larger than before", p.Take("web", write("c", 1800)), true)
 		wants("what it has to pay for", p.Take("web", write("a", 1)), false)
 		elapse(time.Second)
-		if called != 1 {
+		if called.Load() != 1 {
 			t.Error("called before it is paid")
 		}
 		elapse(time.Second)
-		if called != 2 {
-			t.Errorf("called %d times", called)
+		if called.Load() != 2 {
+			t.Errorf("called %d times", called.Load())
 		}
 		p.Take("web")
 		wants("the next one", p.Take("web", write("d", 5000)), true)
@@ -300,8 +313,8 @@ func TestTurnsOfAKey(t *testing.T) {
 		}
 		p.Take("web")
 		elapse(time.Minute)
-		if called != 2 || len(p.turns) > 0 {
-			t.Errorf("called %d times, left %v", called, p.turns)
+		if called.Load() != 2 || len(p.turns) > 0 {
+			t.Errorf("called %d times, left %v", called.Load(), p.turns)
 		}
 	})
 }
@@ -314,7 +327,7 @@ func TestNamesAreForgotten(t *testing.T) {
 		for i := range 5000 {
 			r.change("gcp", fmt.Sprint("namespace-", i), "web", small)
 			r.change("gcp", "new", fmt.Sprint(i), small)
-			time.Sleep(10 * time.Millisecond)
+			r.after(10 * time.Millisecond)
 		}
 		r.after(time.Second)
 		gcp := r.all.parts["gcp"]
