@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/enginetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/processtest"
@@ -124,6 +125,22 @@ func TestAnEngineThatHungWaits(t *testing.T) {
 	signal(t, first.Process.Pid, unix.SIGCONT)
 	first.says(t, "msg=\"another engine serves: waiting for its end\"")
 	second.says(t, "msg=\"another engine waits\"")
+}
+
+// An engine that hangs is replaced by one that "start" starts.
+func TestStartReplacesAnEngineThatHangs(t *testing.T) {
+	nstest.Namespaces(t)
+	hangs, err := control.Listen(control.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hangs.Close()
+	if err := enginetest.Command("start").Run(); err != nil {
+		t.Fatal(err)
+	}
+	if !ask(t, control.Message{Op: control.End}).Changed {
+		t.Error("the engine that serves isn't the one that was started")
+	}
 }
 
 // A serving process that hangs during an upgrade is replaced, on either side, and the upgrade

@@ -172,7 +172,10 @@ func start(name string, options []string) error {
 	}
 }
 
+// answers returns an error if no engine answers, or the one that has the socket hangs.
 func answers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
 	client, err := control.Dial(ctx)
 	if err == nil {
 		client.Close()
