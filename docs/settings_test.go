@@ -93,6 +93,7 @@ var subjects = map[string]string{
 	"SEMAPHORE_REMOTE_<NAME>_MAX_SLICES":         "operating.md#limits-per-remote",
 	"SEMAPHORE_REMOTE_<NAME>_MAX_ADDRESSES":      "operating.md#limits-per-remote",
 	"SEMAPHORE_REMOTE_<NAME>_MAX_SETS":           "operating.md#limits-per-remote",
+	"SEMAPHORE_REMOTE_<NAME>_IMPORT_NAMESPACES":  "multi-cluster-services.md#namespaces",
 	"SEMAPHORE_REMOTE_<NAME>_WG_LISTEN_PORT":     "install.md#listen-ports",
 	"SEMAPHORE_REMOTE_<NAME>_WG_MTU":             "install.md#mtu",
 	"SEMAPHORE_REMOTE_<NAME>_WG_MAX_PEERS":       "operating.md#limits-per-remote",

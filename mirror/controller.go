@@ -77,6 +77,8 @@ type Remote struct {
 	// objects created for it.
 	Bounds kube.Bounds
 	Made   Bounds
+	// Imports reports whether exports of a namespace are imported; nil: all are.
+	Imports func(namespace string) bool
 	// Client returns its client, or an error while that is unavailable.
 	Client func() (kube.Client, error)
 }
@@ -154,7 +156,7 @@ func New(cfg Config) *Controller {
 	clusters, kinds := []clusterConfig{{name: cfg.Cluster, local: true}}, []kind(nil)
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
-		clusters = append(clusters, clusterConfig{name: r.Name, prefix: r.Prefix, subnets: r.PodSubnets, bounds: r.Made})
+		clusters = append(clusters, clusterConfig{name: r.Name, prefix: r.Prefix, subnets: r.PodSubnets, bounds: r.Made, imports: r.Imports})
 		c.servers[r.Name] = kube.NewServer(kube.ServerConfig{
 			Cluster: r.Name, StaleAfter: r.StaleAfter, Ping: kube.Ping(r.Client), Logger: c.log,
 		})

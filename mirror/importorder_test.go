@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
@@ -221,6 +222,55 @@ func TestASilentClusterKeepsWhatItServes(t *testing.T) {
 		c.answers(c.aws, "web", 8080, "aws 10.4.0.1")
 		for _, api := range []*kubetest.API{c.aws, c.merit} {
 			c.answers(api, "web", 80, "gcp 10.2.0.1")
+		}
+	})
+}
+
+// A remote may export in some namespaces only.
+func TestExportsOfOtherNamespacesAreRefused(t *testing.T) {
+	inClusterset(t, func(c *clusterset) {
+		c.gcp.Put(t, "namespaces", &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system"}})
+		only := func(namespaces ...string) func(*Config) {
+			return func(cfg *Config) {
+				for i := range cfg.Remotes {
+					if r := &cfg.Remotes[i]; r.Name == "aws" {
+						r.Imports = func(namespace string) bool { return slices.Contains(namespaces, namespace) }
+					}
+				}
+			}
+		}
+		for api, ip := range map[*kubetest.API]string{c.aws: "10.4.0.1", c.merit: "10.6.0.1"} {
+			c.put(api, svc("web"), ip)
+			c.export(api, "web", 10)
+		}
+		put(t, c.aws, "kube-system", svc("dns", func(s *corev1.Service) { s.Labels = nil }), [2]string{"dns-1", "10.4.0.2"})
+		c.export(c.aws, "dns", 10, func(x *v1beta1.ServiceExport) { x.Namespace = "kube-system" })
+		i := c.start(only("shop"))
+		c.imported(c.gcp, "web", "aws 10.4.0.1:8080", "merit 10.6.0.1:8080")
+		refused := func(i *instance, want map[string][]string) {
+			t.Helper()
+			wait(t, "the status of imports", func() error {
+				got := map[string][]string{}
+				for _, im := range i.Status().MultiCluster.Imports {
+					got[im.Name] = im.Refused
+					if !im.InOrder() {
+						return fmt.Errorf("%+v", im)
+					}
+				}
+				if fmt.Sprint(got) != fmt.Sprint(want) {
+					return fmt.Errorf("%v, want %v", got, want)
+				}
+				return nil
+			})
+		}
+		refused(i, map[string][]string{"shop/web": nil, "kube-system/dns": {"aws"}})
+		// What was imported before goes when the setting changes.
+		i.stop()
+		i = c.start(only())
+		c.imported(c.gcp, "web", "merit 10.6.0.1:8080")
+		refused(i, map[string][]string{"shop/web": {"aws"}, "kube-system/dns": {"aws"}})
+		if all := kubetest.All[v1beta1.ServiceImport](c.gcp, "serviceimports", "kube-system"); len(all) > 0 {
+			t.Errorf("%v", all)
 		}
 	})
 }

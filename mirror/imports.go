@@ -19,6 +19,7 @@ const (
 	rejectNoService = "there is no Service of this name"
 	rejectDerived   = "the Service is that of an import"
 	rejectHome      = "its namespace is that of mirrors, in which nothing is imported"
+	rejectNamespace = "nothing is imported from the cluster in this namespace"
 )
 
 // export updates the export of a key in a set of exported services; nil: it was deleted.
@@ -60,6 +61,8 @@ func (s *Snapshot) join(set *set, k origin.Key) *origin.Service {
 		return nil
 	case k.Namespace == s.home:
 		return &origin.Service{Key: k, Export: export, Reject: rejectHome}
+	case !set.cluster.mayExport(k.Namespace):
+		return &origin.Service{Key: k, Export: export, Reject: rejectNamespace}
 	case mcs.IsDerivedName(k.Name):
 		return &origin.Service{Key: k, Export: export, Reject: rejectDerived}
 	case service == nil:

@@ -59,7 +59,12 @@ func (c *Controller) importStatus(k origin.Key) status.Import {
 		if id.kind != exported {
 			continue
 		}
-		if o := c.snapshot.sets[id].origins[k]; o != nil && o.Reject != "" {
+		set := c.snapshot.sets[id]
+		switch o := set.origins[k]; {
+		case o == nil || o.Reject == "":
+		case !set.cluster.mayExport(k.Namespace):
+			i.Refused = append(i.Refused, id.cluster)
+		default:
 			if i.Faults == nil {
 				i.Faults = map[string]string{}
 			}

@@ -22,6 +22,13 @@ type clusterConfig struct {
 	prefix  string         // of its mirrors; empty for the local cluster
 	subnets []netip.Prefix // of its pods; none: any address
 	bounds  Bounds
+	// imports reports whether its exports of a namespace are imported; nil: all are.
+	imports func(namespace string) bool
+}
+
+// mayExport reports whether exports of a namespace are imported.
+func (c *clusterConfig) mayExport(namespace string) bool {
+	return c.imports == nil || c.imports(namespace)
 }
 
 // kind is whether origins are mirrored, merged, or exported to a cluster set.

@@ -70,7 +70,8 @@ func importRules() []Rule {
 				shared := inspect.SharedImports(f.Clusters)
 				for i := range shared {
 					if what := shared[i].Disagree(); what != "" {
-						found(Finding{Scope{Cluster: shared[i].Views[0].Clusters[0], Remote: shared[i].Views[1].Clusters[0]}, "clusters disagree about the import " + shared[i].Name, []Evidence{{what, ""}}})
+						views := shared[i].Compared()
+						found(Finding{Scope{Cluster: views[0].Clusters[0], Remote: views[1].Clusters[0]}, "clusters disagree about the import " + shared[i].Name, []Evidence{{what, ""}}})
 					}
 				}
 			},

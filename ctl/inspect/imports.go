@@ -38,6 +38,9 @@ type SharedImport struct {
 	Views []ImportView
 	// Without are the clusters without the namespace.
 	Without []string
+	// Refusing are the clusters that refuse exports by their settings, each with those whose it
+	// refuses, as in "aws (gcp)".
+	Refusing []string
 }
 
 // ImportView is an import as some clusters agree on it.
@@ -46,14 +49,21 @@ type ImportView struct {
 	Clusters []string
 }
 
+// Compared are the views of clusters that import from all others. What a cluster refuses by its
+// settings makes no difference that is a fault.
+func (s *SharedImport) Compared() []ImportView {
+	return slices.DeleteFunc(slices.Clone(s.Views), func(v ImportView) bool { return len(v.Refused) > 0 })
+}
+
 // Disagree describes what clusters have otherwise; empty: they agree.
 func (s *SharedImport) Disagree() string {
-	if len(s.Views) < 2 {
+	views := s.Compared()
+	if len(views) < 2 {
 		return ""
 	}
 	var all []string
-	for i := range s.Views {
-		all = append(all, strings.Join(s.Views[i].Clusters, ", ")+": "+same(&s.Views[i].Import))
+	for i := range views {
+		all = append(all, strings.Join(views[i].Clusters, ", ")+": "+same(&views[i].Import))
 	}
 	return strings.Join(all, "; ")
 }
@@ -77,7 +87,13 @@ func SharedImports(clusters []*Cluster) []SharedImport {
 				s.Without = append(s.Without, c.Name)
 				continue
 			}
-			at := slices.IndexFunc(s.Views, func(v ImportView) bool { return same(&v.Import) == same(&i) })
+			if len(i.Refused) > 0 {
+				s.Refusing = append(s.Refusing, fmt.Sprintf("%s (%s)", c.Name, strings.Join(i.Refused, ", ")))
+				if i.Type == "" && i.InOrder() {
+					continue // no other cluster exports it
+				}
+			}
+			at := slices.IndexFunc(s.Views, func(v ImportView) bool { return same(&v.Import) == same(&i) && slices.Equal(v.Refused, i.Refused) })
 			if at < 0 {
 				s.Views = append(s.Views, ImportView{Import: i})
 				at = len(s.Views) - 1

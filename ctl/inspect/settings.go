@@ -128,6 +128,7 @@ var remoteSettings = map[string]func(value string) error{
 	PodSubnets:        func(value string) error { _, err := Prefixes(value); return err },
 	SubnetMap:         checkSubnetMap,
 	NodeSubnets:       func(value string) error { _, err := Prefixes(value); return err },
+	ImportNamespaces:  func(value string) error { return new(config.Namespaces).Decode(value) },
 	"_API_URL":        func(value string) error { _, err := ParseServer(value); return err },
 	"_WG_LISTEN_PORT": func(value string) error {
 		if port, err := strconv.Atoi(value); err != nil || port < 1 || port > 65535 {
@@ -233,12 +234,13 @@ func (s Settings) subnetMap(variable string) config.SubnetMap {
 	return m
 }
 
-// Suffixes of the variables that bound a remote's pods and nodes, and of the map of its virtual
-// subnets.
+// Suffixes of the variables that bound a remote's pods, nodes and exports, and of the map of its
+// virtual subnets.
 const (
-	PodSubnets  = "_POD_SUBNETS"
-	NodeSubnets = "_NODE_SUBNETS"
-	SubnetMap   = "_POD_SUBNETS_MAP"
+	PodSubnets       = "_POD_SUBNETS"
+	NodeSubnets      = "_NODE_SUBNETS"
+	SubnetMap        = "_POD_SUBNETS_MAP"
+	ImportNamespaces = "_IMPORT_NAMESPACES"
 )
 
 // Prefixes returns the prefixes of a remote's setting; none if it is invalid, which

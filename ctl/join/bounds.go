@@ -5,8 +5,10 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
 // A bound is a setting that restricts the addresses that a cluster accepts of a remote:
@@ -79,6 +81,8 @@ func (b *bound) refused() string {
 type agreement struct {
 	cluster, remote string
 	bounds          []bound
+	// imports describes where its exports are imported; empty: nothing is said about it.
+	imports string
 }
 
 // lines describes the agreement. Each bound has its own line, so that none is truncated.
@@ -94,7 +98,26 @@ func (a agreement) lines() []string {
 		}
 		lines = append(lines, fmt.Sprintf("  %s in %s (%s)", b.what, join(b.prefixes), by))
 	}
+	if a.imports != "" {
+		lines = append(lines, "  and import what it exports in "+a.imports)
+	}
 	return lines
+}
+
+// imports describes the namespaces in which a cluster with these settings imports what a new remote
+// exports; empty: it is none.
+func imports(before, settings inspect.Settings, remote cluster.Name) string {
+	key := remote.Variables() + inspect.ImportNamespaces
+	switch value, set := settings[key]; {
+	case before[remote.Variables()+inspect.PodSubnets] != "":
+		return ""
+	case !set || value == "*":
+		return fmt.Sprintf("all namespaces but kube-*; to restrict that, use --import-namespaces %s=...", remote)
+	case value == "":
+		return "no namespace"
+	default:
+		return strings.ReplaceAll(value, ",", ", ")
+	}
 }
 
 // asked reports whether a bound comes from the remote's own report, and has to be confirmed.

@@ -102,3 +102,48 @@ func TestOneClusterHidesNoOther(t *testing.T) {
 		t.Errorf("%d faults: %v", len(got), got)
 	}
 }
+
+// TestImportNamespaces bounds the exports of gcp in aws.
+func TestImportNamespaces(t *testing.T) {
+	const key = "SEMAPHORE_REMOTE_GCP_IMPORT_NAMESPACES"
+	for name, c := range map[string]struct {
+		there inspect.Settings
+		given string // "-": the flag isn't given
+		want  string // "-": none
+		says  string
+	}{
+		"as by default":   {nil, "-", "-", "all namespaces but kube-*; to restrict that, use --import-namespaces gcp=..."},
+		"given":           {nil, "shop team-*", "shop,team-*", "shop, team-*"},
+		"none":            {nil, "", "", "no namespace"},
+		"all":             {nil, "*", "*", "all namespaces but kube-*; to restrict that, use --import-namespaces gcp=..."},
+		"as it was":       {inspect.Settings{"SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16", key: "shop"}, "-", "shop", ""},
+		"as it was, none": {inspect.Settings{"SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16", key: ""}, "-", "", ""},
+		"changed":         {inspect.Settings{"SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16", key: "shop"}, "*", "*", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := flags{}
+			if c.given != "-" {
+				f.imports = map[string]string{"gcp": c.given}
+			}
+			if err := f.parse([]string{"aws", "gcp"}); err != nil {
+				t.Fatal(err)
+			}
+			aws, gcp := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2")
+			aws.Installed.Settings = c.there
+			got := settings(aws, []side{f.side(gcp)}, nil)
+			if value, set := got[key]; set != (c.want != "-") || set && value != c.want {
+				t.Errorf("%q, %v, want %q", value, set, c.want)
+			}
+			if says := imports(c.there, got, "gcp"); says != c.says {
+				t.Errorf("it says %q, want %q", says, c.says)
+			}
+		})
+	}
+	for text, want := range map[string]string{"gcp=Shop": `--import-namespaces gcp: "Shop" is neither`, "merit=shop": "cluster merit isn't among the arguments"} {
+		remote, namespaces, _ := strings.Cut(text, "=")
+		f := flags{imports: map[string]string{remote: namespaces}}
+		if err := f.parse([]string{"aws", "gcp"}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+}

@@ -26,7 +26,7 @@ import (
 type flags struct {
 	Options
 	servers, pods, machines, services map[string]string
-	virtual                           map[string]string
+	virtual, imports                  map[string]string
 	output, directory, pullSecret     string
 }
 
@@ -48,7 +48,9 @@ Calico). The default is the first two, and policy in clusters with Calico.
 The mirror also implements the Multi-Cluster Services API: a Service with a ServiceExport gets
 a ServiceImport, and a name in clusterset.local, in all clusters with its namespace. For this
 join installs the CRDs, unless there are newer ones or those of another implementation, and
-configures CoreDNS 1.12.2 or later. --mcs=false leaves all of this out.
+configures CoreDNS 1.12.2 or later. --mcs=false leaves all of this out. --import-namespaces says
+in which namespaces the other clusters import what a cluster exports: in these its exports can
+serve, and for names that only others export define, what their clients request.
 
 Agents read the nodes of all clusters from their API servers, or with --relay=on from
 semaphore-relay, which reads them once for all agents of its cluster: from some 100 nodes in
@@ -107,6 +109,7 @@ semaphorectl tokens.`,
 	fs.StringToStringVar(&f.machines, "node-subnets", nil, `subnets of a cluster's nodes, as in "aws=10.66.1.0/24 fd00:66::1:0/112"`)
 	fs.StringToStringVar(&f.services, "service-subnets", nil, `subnets of a cluster's ClusterIPs, if its API server doesn't show them, as in "aws=10.96.0.0/16 fd00:96::/112"`)
 	fs.StringToStringVar(&f.virtual, "virtual-subnets", nil, `subnets by which other clusters know the pods of one, as in "aws=100.77.0.0/16 fd00:c9::/48" or, of one with several, "aws=10.2.0.0/16=100.77.0.0/16"; aws= for none`)
+	fs.StringToStringVar(&f.imports, "import-namespaces", nil, `namespaces in which the other clusters import what a cluster exports, as in "aws=shop team-*"; aws= for none (default: all but kube-*); without this flag a later join keeps what was given before`)
 	fs.BoolVar(&f.MultiCluster, "mcs", true, "set up the Multi-Cluster Services API; without this flag a later join keeps what was given before")
 	fs.StringVar(&f.Relay, "relay", "", "where agents read nodes: on (from semaphore-relay), off (from API servers), auto (on where a cluster has 100 nodes or more); without this flag a later join keeps what was given before")
 	fs.BoolVar(&f.Adopt, "adopt", false, "adopt a manual installation")
@@ -176,6 +179,17 @@ func (f *flags) parse(names []string) error {
 			errs = append(errs, fmt.Errorf("--virtual-subnets %s=...: cluster %s isn't among the arguments", name, name))
 		}
 		f.Virtual[name] = virtual
+	}
+	f.Imports = map[string]config.Namespaces{}
+	for _, name := range slices.Sorted(maps.Keys(f.imports)) {
+		var namespaces config.Namespaces
+		if err := namespaces.Decode(strings.Join(strings.FieldsFunc(f.imports[name], func(r rune) bool { return r == ' ' || r == ',' }), ",")); err != nil {
+			errs = append(errs, fmt.Errorf("--import-namespaces %s: %w", name, err))
+		}
+		if !slices.Contains(names, name) {
+			errs = append(errs, fmt.Errorf("--import-namespaces %s=...: cluster %s isn't among the arguments", name, name))
+		}
+		f.Imports[name] = namespaces
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.servers)) {
 		if _, err := inspect.ParseServer(f.servers[name]); err != nil {

@@ -27,8 +27,8 @@ import (
 
 // TestConfirm checks that ranges that a neighbour reports are accepted only after a yes.
 func TestConfirm(t *testing.T) {
-	answers := []agreement{{"aws", "gcp", []bound{{what: "pods"}, {what: "nodes", given: true}}}}
-	named := []agreement{{"aws", "gcp", []bound{{what: "pods", given: true}}}}
+	answers := []agreement{{"aws", "gcp", []bound{{what: "pods"}, {what: "nodes", given: true}}, ""}}
+	named := []agreement{{"aws", "gcp", []bound{{what: "pods", given: true}}, ""}}
 	for name, c := range map[string]struct {
 		agreed   []agreement
 		yes      bool

@@ -16,6 +16,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/ctl/handover"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
 // Options are the flags of join.
@@ -174,8 +175,13 @@ func (a *all) preflight(ctx context.Context) error {
 		a.summary(i)
 	}
 	faults = append(faults, overlaps(a.facts, &a.Wishes)...)
-	for _, f := range a.facts {
+	for i, f := range a.facts {
 		agreed, refused := agree(f, a.sides(f))
+		for n := range agreed {
+			if readable && a.wanted[i].MultiCluster != nil {
+				agreed[n].imports = imports(f.Installed.Settings, a.settings[i], cluster.Name(agreed[n].remote))
+			}
+		}
 		faults = append(faults, refused...)
 		a.agreed = append(a.agreed, agreed...)
 	}

@@ -44,6 +44,8 @@ type Wishes struct {
 	Pods     map[string][]netip.Prefix
 	Machines map[string][]netip.Prefix
 	Services map[string][]netip.Prefix
+	// Imports are the namespaces in which others import what a cluster exports.
+	Imports map[string]config.Namespaces
 	// Virtual are virtual subnets, some without the real one; an empty list: none.
 	Virtual map[string][]config.Mapping
 
@@ -62,6 +64,8 @@ type side struct {
 	podsGiven, machinesGiven bool
 	// mapped has those by which others know its pods.
 	mapped *mapped
+	// imports are the namespaces in which others import what it exports; nil: not given.
+	imports *config.Namespaces
 }
 
 func (w *Wishes) side(f *inspect.Facts) side {
@@ -74,6 +78,9 @@ func (w *Wishes) side(f *inspect.Facts) side {
 	}
 	if given := w.Machines[f.Name]; len(given) > 0 {
 		s.machines, s.machinesGiven = given, true
+	}
+	if given, is := w.Imports[f.Name]; is {
+		s.imports = &given
 	}
 	return s
 }
@@ -116,6 +123,9 @@ func settings(f *inspect.Facts, remotes []side, taken map[int]bool) inspect.Sett
 			if b.given || b.moved || want[prefix+b.key] == "" {
 				want[prefix+b.key] = join(b.prefixes)
 			}
+		}
+		if r.imports != nil {
+			want[prefix+inspect.ImportNamespaces] = r.imports.String()
 		}
 		if delete(want, prefix+inspect.SubnetMap); r.mapped != nil {
 			if m := r.mapped.accepted(want.Prefixes(r.name, inspect.PodSubnets)); len(m) > 0 {

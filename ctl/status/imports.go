@@ -19,9 +19,11 @@ type Import struct {
 	// Exports are the clusters that export it, by precedence, with the numbers of their used
 	// endpoints.
 	Exports []string `json:"exports,omitempty"`
-	// Clusters are those that have this import, Without those that lack the namespace.
+	// Clusters are those that have this import, Without those that lack the namespace, Refusing
+	// those that refuse exports by their settings, as in "aws (gcp)".
 	Clusters []string `json:"clusters"`
 	Without  []string `json:"namespaceMissing,omitempty"`
+	Refusing []string `json:"refused,omitempty"`
 	// Faults are conflicts, and what keeps exports from being imported.
 	Faults []string `json:"faults,omitempty"`
 }
@@ -35,7 +37,7 @@ func (v *View) imports(clusters []*inspect.Cluster) {
 	for i := range shared {
 		s := &shared[i]
 		for _, of := range s.Views {
-			one := Import{Name: s.Name, Type: of.Type, Ports: of.Ports, Clusters: of.Clusters, Without: s.Without, Faults: importFaults(&of.Import)}
+			one := Import{Name: s.Name, Type: of.Type, Ports: of.Ports, Clusters: of.Clusters, Without: s.Without, Refusing: s.Refusing, Faults: importFaults(&of.Import)}
 			for _, cluster := range of.Exports {
 				one.Exports = append(one.Exports, fmt.Sprintf("%s (%d)", cluster, of.Endpoints[cluster]))
 			}
@@ -47,7 +49,7 @@ func (v *View) imports(clusters []*inspect.Cluster) {
 			}
 		}
 		if what := s.Disagree(); what != "" {
-			v.wrong(s.Views[0].Clusters[0], "import %s differs between clusters: %s", s.Name, what)
+			v.wrong(s.Compared()[0].Clusters[0], "import %s differs between clusters: %s", s.Name, what)
 		}
 	}
 	for _, c := range clusters {
@@ -84,7 +86,7 @@ func (v *View) importsText(b *strings.Builder) {
 }
 
 func importColumns() []string {
-	return []string{"IMPORT", "TYPE", "PORTS", "EXPORTED BY", "IMPORTED IN", "NO NAMESPACE IN", "FAULTS"}
+	return []string{"IMPORT", "TYPE", "PORTS", "EXPORTED BY", "IMPORTED IN", "NO NAMESPACE IN", "REFUSED IN", "FAULTS"}
 }
 
 // Cells returns the import as a row.
@@ -94,5 +96,5 @@ func (i *Import) Cells() []string {
 	if len(i.Faults) > 0 {
 		faults = some(i.Faults[:1], len(i.Faults))
 	}
-	return []string{i.Name, i.Type, join(i.Ports), join(i.Exports), join(i.Clusters), join(i.Without), faults}
+	return []string{i.Name, i.Type, join(i.Ports), join(i.Exports), join(i.Clusters), join(i.Without), join(i.Refusing), faults}
 }

@@ -29,6 +29,9 @@ func TestImports(t *testing.T) {
 	headless.Type = "Headless"
 	conflict := web
 	conflict.Conflicts = append(conflict.Conflicts, status.Conflict{Cluster: "aws", What: "port http is 8080"})
+	own := web
+	own.Exports, own.Endpoints, own.Refused = []string{"aws"}, nil, []string{"gcp"}
+	refused := status.Import{Name: "shop/web", Refused: []string{"gcp"}}
 	faulty := status.Import{Name: "shop/db", Faults: map[string]string{"aws": "no Service"}}
 	for name, c := range map[string]struct {
 		aws, gcp []status.Import
@@ -37,17 +40,21 @@ func TestImports(t *testing.T) {
 	}{
 		"nothing is exported": {},
 		"clusters agree": {[]status.Import{web}, []status.Import{inGCP},
-			[]string{"shop/web ClusterSetIP http 80/TCP gcp (2), aws (0) aws, gcp - -"}, nil},
+			[]string{"shop/web ClusterSetIP http 80/TCP gcp (2), aws (0) aws, gcp - - -"}, nil},
 		"a cluster lacks the namespace": {[]status.Import{web}, []status.Import{missing},
-			[]string{"shop/web ClusterSetIP http 80/TCP gcp (2), aws (0) aws gcp -"}, nil},
+			[]string{"shop/web ClusterSetIP http 80/TCP gcp (2), aws (0) aws gcp - -"}, nil},
+		"a cluster refuses the exports of another one": {[]status.Import{own}, []status.Import{inGCP},
+			[]string{"shop/web ClusterSetIP http 80/TCP aws (0) aws - aws (gcp) -", "shop/web ClusterSetIP http 80/TCP gcp (2), aws (0) gcp - aws (gcp) -"}, nil},
+		"a cluster refuses all exports": {[]status.Import{refused}, []status.Import{inGCP},
+			[]string{"shop/web ClusterSetIP http 80/TCP gcp (2), aws (0) gcp - aws (gcp) -"}, nil},
 		"clusters disagree": {[]status.Import{web}, []status.Import{headless},
-			[]string{"shop/web ClusterSetIP http 80/TCP gcp (2), aws (0) aws - -", "shop/web Headless http 80/TCP gcp (2), aws (0) gcp - -"},
+			[]string{"shop/web ClusterSetIP http 80/TCP gcp (2), aws (0) aws - - -", "shop/web Headless http 80/TCP gcp (2), aws (0) gcp - - -"},
 			[]string{"import shop/web differs between clusters: aws: ClusterSetIP, ports http 80/TCP, exported by gcp, aws; gcp: Headless, ports http 80/TCP, exported by gcp, aws"}},
 		"a conflict": {[]status.Import{conflict}, []status.Import{conflict},
-			[]string{"shop/web ClusterSetIP http 80/TCP gcp (2), aws (0) aws, gcp - conflict with aws: port http is 8080"},
+			[]string{"shop/web ClusterSetIP http 80/TCP gcp (2), aws (0) aws, gcp - - conflict with aws: port http is 8080"},
 			[]string{"aws, gcp: import shop/web: conflict with aws: port http is 8080"}},
 		"an export without a Service": {[]status.Import{faulty}, nil,
-			[]string{"shop/db - - - aws - the export of aws: no Service"}, []string{"aws: import shop/db: the export of aws: no Service"}},
+			[]string{"shop/db - - - aws - - the export of aws: no Service"}, []string{"aws: import shop/db: the export of aws: no Service"}},
 	} {
 		clusters := inspecttest.Pair(2)
 		importing(clusters[0], c.aws...)

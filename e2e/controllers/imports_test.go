@@ -28,6 +28,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
@@ -283,6 +284,7 @@ func TestImports(t *testing.T) {
 		{"invalid exports", (*importBed).testInvalidExports},
 		{"exports that finalizers hold", (*importBed).testHeldExports},
 		{"namespaces", (*importBed).testImportNamespaces},
+		{"namespaces of a remote", (*importBed).testNamespacesOfARemote},
 		{"a remote that comes and goes", (*importBed).testRemoteComesAndGoes},
 		{"missing rights", (*importBed).testMissingRights},
 		{"without the component", (*importBed).testWithoutComponent},
@@ -671,6 +673,38 @@ func (b *importBed) testOwnExportFirst(t *testing.T) {
 			b.answered(t, in, ns, "silent", 80, "aws 10.4.5.3", "gcp 10.2.5.3")
 		}
 	}
+}
+
+// testNamespacesOfARemote restarts with another list of the namespaces in which a remote may export.
+func (b *importBed) testNamespacesOfARemote(t *testing.T) {
+	const ns, other = "listed", "unlisted"
+	b.namespace(t, ns, b.gcp, b.aws)
+	b.namespace(t, other, b.gcp, b.aws)
+	b.start(t, b.aws)
+	listing := func(text string) func(*mirror.Config) {
+		var names config.Namespaces
+		must(t, names.Decode(text))
+		return func(cfg *mirror.Config) {
+			for i := range cfg.Remotes {
+				if cfg.Remotes[i].Name == "aws" {
+					cfg.Remotes[i].Imports = names.Contains
+				}
+			}
+		}
+	}
+	first := b.start(t, b.gcp, listing("listed"))
+	s := web("web")
+	for n, namespace := range []string{ns, other} {
+		must(t, putService(t.Context(), b.aws, namespace, s, slice(s, "web-1", fmt.Sprintf("10.4.6.%d", n+1))))
+		b.export(t, b.aws, namespace, "web")
+		b.exported(t, b.aws, namespace, "web", "Ready=True Exported")
+	}
+	b.imported(t, b.gcp, ns, "web", b.origins(t, b.aws, ns)...)
+	first.still(t)
+	b.gone(t, b.gcp, other, "web")
+	first.stop()
+	b.start(t, b.gcp, listing("*"))
+	b.imported(t, b.gcp, other, "web", b.origins(t, b.aws, other)...)
 }
 
 func (b *importBed) testImportRestart(t *testing.T) {

@@ -86,10 +86,12 @@ type Remote struct {
 	MaxPeers int `envconfig:"WG_MAX_PEERS" file:"remote.wgMaxPeers" default:"2000" range:"1,65536" desc:"maximum number of the remote's nodes that are peers; the first accepted ones stay"`
 	// MaxPrefixes is per node: what an agent publishes fits the 256 KiB that an API server
 	// allows for annotations.
-	MaxPrefixes   int    `envconfig:"WG_MAX_PREFIXES" file:"remote.wgMaxPrefixes" default:"1024" range:"1,5000" desc:"maximum number of prefixes of one of the remote's nodes; further ones are ignored"`
-	MaxAllowedIPs int    `envconfig:"WG_MAX_ALLOWED_IPS" file:"remote.wgMaxAllowedIPs" default:"100000" range:"1,10000000" desc:"maximum number of prefixes of all of the remote's nodes; the first accepted ones stay"`
-	Borrowed      bool   `envconfig:"BORROWED" file:"remote.borrowed" default:"true" desc:"whether a node of the remote may have single addresses inside the prefix of another node, as assigned by Calico's IPAM"`
-	ServicePrefix string `envconfig:"SERVICE_PREFIX" file:"remote.servicePrefix" desc:"prefix of the names of services mirrored from the remote (default: the remote's name)"`
+	MaxPrefixes   int  `envconfig:"WG_MAX_PREFIXES" file:"remote.wgMaxPrefixes" default:"1024" range:"1,5000" desc:"maximum number of prefixes of one of the remote's nodes; further ones are ignored"`
+	MaxAllowedIPs int  `envconfig:"WG_MAX_ALLOWED_IPS" file:"remote.wgMaxAllowedIPs" default:"100000" range:"1,10000000" desc:"maximum number of prefixes of all of the remote's nodes; the first accepted ones stay"`
+	Borrowed      bool `envconfig:"BORROWED" file:"remote.borrowed" default:"true" desc:"whether a node of the remote may have single addresses inside the prefix of another node, as assigned by Calico's IPAM"`
+	// Imports are the namespaces in which exports of the remote make imports.
+	Imports       Namespaces `envconfig:"IMPORT_NAMESPACES" file:"remote.importNamespaces" default:"*" empty:"off" desc:"namespaces in which Services that the remote exports are imported, comma-separated: names such as shop, or their beginnings such as team-*; of those that begin with kube- only what does so itself is meant, and never the namespace of the mirrors (empty: none)"`
+	ServicePrefix string     `envconfig:"SERVICE_PREFIX" file:"remote.servicePrefix" desc:"prefix of the names of services mirrored from the remote (default: the remote's name)"`
 }
 
 // Values of Base.ListenAuth.

@@ -8,7 +8,7 @@ import (
 // Kind is the type of a setting's value.
 type Kind int
 
-// The kinds. Prefixes and ClusterNames are lists.
+// The kinds. Prefixes, ClusterNames and NamespaceNames are lists.
 const (
 	Text Kind = iota
 	Boolean
@@ -19,6 +19,7 @@ const (
 	MTUOrAuto
 	Prefixes
 	ClusterNames
+	NamespaceNames
 )
 
 // Description is what the documentation says about one setting.
@@ -114,6 +115,8 @@ func (s *setting) kind() Kind {
 		return Prefixes
 	case *Names:
 		return ClusterNames
+	case *Namespaces:
+		return NamespaceNames
 	}
 	return Text
 }

@@ -67,7 +67,7 @@ func TestFileOfTheOriginalWireguard(t *testing.T) {
 			MaxAnswer:      256 << 20,
 			ServicePrefix:  "cluster2",
 
-			MaxServices: 2000, MaxSlices: 10_000, MaxAddresses: 100_000, MaxSets: 2000,
+			MaxServices: 2000, MaxSlices: 10_000, MaxAddresses: 100_000, MaxSets: 2000, Imports: Namespaces{"*"},
 		}},
 		ListenAddress: "127.0.0.1:7773",
 		ListenAuth:    ListenAuthNone,
@@ -86,7 +86,7 @@ func TestFileKeysAndForms(t *testing.T) {
 		"remotes": [
 			{"name": "gcp", "kubeConfigPath": "/gcp", "podSubnet": "10.4.0.0/16", "resyncPeriod": "10s", "wgListenPort": 0, "wgDeviceMTU": null},
 			{"name": "merit", "remoteapiurl": "https://api", "remoteCAPath": "/ca", "remoteSATokenPath": "/token",
-			 "podSubnet": "10.6.0.0/16,fd00:6::/48", "nodeSubnets": "10.66.6.0/24", "resyncPeriod": 60000000000, "staleAfter": "5m", "wgMaxPeers": 300, "wgMaxPrefixes": 500, "wgMaxAllowedIPs": 5000, "borrowed": false, "maxServices": 1, "maxSlices": 2, "maxAddresses": 3, "maxSets": 4, "wgListenPort": 7000}
+			 "podSubnet": "10.6.0.0/16,fd00:6::/48", "nodeSubnets": "10.66.6.0/24", "resyncPeriod": 60000000000, "staleAfter": "5m", "wgMaxPeers": 300, "wgMaxPrefixes": 500, "wgMaxAllowedIPs": 5000, "borrowed": false, "maxServices": 1, "maxSlices": 2, "maxAddresses": 3, "maxSets": 4, "importNamespaces": "shop, team-*", "wgListenPort": 7000}
 		]}`)
 	setenv(t, map[string]string{"SEMAPHORE_NODE_NAME": "worker", "SEMAPHORE_CLUSTERS_CONFIG": path})
 	got, warnings, err := LoadWireguard(nil)
@@ -107,7 +107,7 @@ func TestFileKeysAndForms(t *testing.T) {
 		MaxAnswer:      256 << 20,
 		ServicePrefix:  "gcp",
 
-		MaxServices: 2000, MaxSlices: 10_000, MaxAddresses: 100_000, MaxSets: 2000,
+		MaxServices: 2000, MaxSlices: 10_000, MaxAddresses: 100_000, MaxSets: 2000, Imports: Namespaces{"*"},
 	}, {
 		Name:           "merit",
 		Access:         Access{APIURL: "https://api", CAFile: "/ca", TokenFile: "/token"},
@@ -123,7 +123,7 @@ func TestFileKeysAndForms(t *testing.T) {
 		MaxAnswer:      256 << 20,
 		ServicePrefix:  "merit",
 
-		MaxServices: 1, MaxSlices: 2, MaxAddresses: 3, MaxSets: 4,
+		MaxServices: 1, MaxSlices: 2, MaxAddresses: 3, MaxSets: 4, Imports: Namespaces{"shop", "team-*"},
 	}}
 	if diff := cmp.Diff(want, got.Remotes, comparePrefixes()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

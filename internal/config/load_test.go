@@ -37,28 +37,29 @@ func setenv(t *testing.T, vars map[string]string) {
 // and a value; the value "-" removes.
 func env(changes ...string) map[string]string {
 	vars := map[string]string{
-		"SEMAPHORE_CLUSTER_NAME":                 "aws",
-		"SEMAPHORE_REMOTES":                      "gcp, on-prem",
-		"SEMAPHORE_REMOTE_GCP_KUBECONFIG":        "/etc/gcp",
-		"SEMAPHORE_REMOTE_GCP_POD_SUBNETS":       "10.4.0.0/16,fd00:4::/48",
-		"SEMAPHORE_REMOTE_ON_PREM_API_URL":       "https://api.on-prem.example",
-		"SEMAPHORE_REMOTE_ON_PREM_CA_URL":        "https://ca.on-prem.example",
-		"SEMAPHORE_REMOTE_ON_PREM_CA_SHA256":     strings.Repeat("AB:", 31) + "AB, " + strings.Repeat("0c", 32),
-		"SEMAPHORE_REMOTE_ON_PREM_MAX_OBJECTS":   "700",
-		"SEMAPHORE_REMOTE_ON_PREM_WG_MAX_PEERS":  "700",
-		"SEMAPHORE_REMOTE_ON_PREM_MAX_SERVICES":  "30",
-		"SEMAPHORE_REMOTE_ON_PREM_MAX_SLICES":    "300",
-		"SEMAPHORE_REMOTE_ON_PREM_MAX_ADDRESSES": "3000",
-		"SEMAPHORE_REMOTE_ON_PREM_MAX_SETS":      "40",
-		"SEMAPHORE_REMOTE_GCP_MAX_ANSWER":        "64Mi",
-		"SEMAPHORE_REMOTE_ON_PREM_TOKEN_FILE":    "/etc/on-prem/token",
-		"SEMAPHORE_REMOTE_ON_PREM_POD_SUBNETS":   "10.6.1.2/16",
-		"SEMAPHORE_REMOTE_ON_PREM_STALE_AFTER":   "10m",
-		"SEMAPHORE_REMOTE_ON_PREM_WG_MTU":        "1380",
-		"SEMAPHORE_NODE_NAME":                    "worker-1.c.example.internal",
-		"SEMAPHORE_NAMESPACE":                    "sys-semaphore",
-		"SEMAPHORE_REMOTE_GCP_SERVICE_PREFIX":    "g",
-		"SEMAPHORE_REMOTE_ON_PREM_RESYNC_PERIOD": "1h",
+		"SEMAPHORE_CLUSTER_NAME":                     "aws",
+		"SEMAPHORE_REMOTES":                          "gcp, on-prem",
+		"SEMAPHORE_REMOTE_GCP_KUBECONFIG":            "/etc/gcp",
+		"SEMAPHORE_REMOTE_GCP_POD_SUBNETS":           "10.4.0.0/16,fd00:4::/48",
+		"SEMAPHORE_REMOTE_ON_PREM_API_URL":           "https://api.on-prem.example",
+		"SEMAPHORE_REMOTE_ON_PREM_CA_URL":            "https://ca.on-prem.example",
+		"SEMAPHORE_REMOTE_ON_PREM_CA_SHA256":         strings.Repeat("AB:", 31) + "AB, " + strings.Repeat("0c", 32),
+		"SEMAPHORE_REMOTE_ON_PREM_MAX_OBJECTS":       "700",
+		"SEMAPHORE_REMOTE_ON_PREM_WG_MAX_PEERS":      "700",
+		"SEMAPHORE_REMOTE_ON_PREM_MAX_SERVICES":      "30",
+		"SEMAPHORE_REMOTE_ON_PREM_MAX_SLICES":        "300",
+		"SEMAPHORE_REMOTE_ON_PREM_MAX_ADDRESSES":     "3000",
+		"SEMAPHORE_REMOTE_ON_PREM_MAX_SETS":          "40",
+		"SEMAPHORE_REMOTE_GCP_MAX_ANSWER":            "64Mi",
+		"SEMAPHORE_REMOTE_ON_PREM_IMPORT_NAMESPACES": "shop, team-*",
+		"SEMAPHORE_REMOTE_ON_PREM_TOKEN_FILE":        "/etc/on-prem/token",
+		"SEMAPHORE_REMOTE_ON_PREM_POD_SUBNETS":       "10.6.1.2/16",
+		"SEMAPHORE_REMOTE_ON_PREM_STALE_AFTER":       "10m",
+		"SEMAPHORE_REMOTE_ON_PREM_WG_MTU":            "1380",
+		"SEMAPHORE_NODE_NAME":                        "worker-1.c.example.internal",
+		"SEMAPHORE_NAMESPACE":                        "sys-semaphore",
+		"SEMAPHORE_REMOTE_GCP_SERVICE_PREFIX":        "g",
+		"SEMAPHORE_REMOTE_ON_PREM_RESYNC_PERIOD":     "1h",
 	}
 	for i := 0; i < len(changes); i += 2 {
 		if changes[i+1] == "-" {
@@ -86,7 +87,7 @@ func base(listen, probe string) Base {
 			MaxAnswer:      64 << 20,
 			ServicePrefix:  "g",
 
-			MaxServices: 2000, MaxSlices: 10_000, MaxAddresses: 100_000, MaxSets: 2000,
+			MaxServices: 2000, MaxSlices: 10_000, MaxAddresses: 100_000, MaxSets: 2000, Imports: Namespaces{"*"},
 		}, {
 			Name: "on-prem",
 			Access: Access{
@@ -109,7 +110,7 @@ func base(listen, probe string) Base {
 			MaxObjects:     700,
 			ServicePrefix:  "on-prem",
 
-			MaxServices: 30, MaxSlices: 300, MaxAddresses: 3000, MaxSets: 40,
+			MaxServices: 30, MaxSlices: 300, MaxAddresses: 3000, MaxSets: 40, Imports: Namespaces{"shop", "team-*"},
 		}},
 		ListenAddress: listen,
 		ListenAuth:    ListenAuthNone,
@@ -314,7 +315,7 @@ func TestPolicyFlagsOfTheOriginal(t *testing.T) {
 				MaxAnswer:      256 << 20,
 				ServicePrefix:  "gcp",
 
-				MaxServices: 2000, MaxSlices: 10_000, MaxAddresses: 100_000, MaxSets: 2000,
+				MaxServices: 2000, MaxSlices: 10_000, MaxAddresses: 100_000, MaxSets: 2000, Imports: Namespaces{"*"},
 			}},
 			Local:         Access{Kubeconfig: "/local"},
 			ListenAddress: ":8080",
@@ -472,7 +473,7 @@ func TestHelpNamesEverySetting(t *testing.T) {
 		"SEMAPHORE_REMOTE_<NAME>_CA_FILE", "SEMAPHORE_REMOTE_<NAME>_TOKEN_FILE", "SEMAPHORE_REMOTE_<NAME>_POD_SUBNETS",
 		"SEMAPHORE_REMOTE_<NAME>_NODE_SUBNETS", "SEMAPHORE_REMOTE_<NAME>_RESYNC_PERIOD", "SEMAPHORE_REMOTE_<NAME>_STALE_AFTER", "SEMAPHORE_REMOTE_<NAME>_WG_LISTEN_PORT",
 		"SEMAPHORE_REMOTE_<NAME>_MAX_SERVICES", "SEMAPHORE_REMOTE_<NAME>_MAX_SLICES", "SEMAPHORE_REMOTE_<NAME>_MAX_ADDRESSES", "SEMAPHORE_REMOTE_<NAME>_MAX_SETS",
-		"SEMAPHORE_REMOTE_<NAME>_WG_MTU", "SEMAPHORE_REMOTE_<NAME>_SERVICE_PREFIX", "-help", "-version",
+		"SEMAPHORE_REMOTE_<NAME>_WG_MTU", "SEMAPHORE_REMOTE_<NAME>_SERVICE_PREFIX", "SEMAPHORE_REMOTE_<NAME>_IMPORT_NAMESPACES", "-help", "-version",
 	}
 	own := map[string][]string{
 		"wireguard": {
@@ -586,6 +587,43 @@ func TestPodSubnetsMapOfARemote(t *testing.T) {
 			for program, err := range map[string]error{"wireguard": errWireguard, "mirror": errMirror, "policy": errPolicy} {
 				if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 					t.Errorf("%s: error %v, want %q", program, err, c.want)
+				}
+			}
+		})
+	}
+}
+
+func TestImportNamespaces(t *testing.T) {
+	const variable = "SEMAPHORE_REMOTE_GCP_IMPORT_NAMESPACES"
+	for text, c := range map[string]struct{ in, out string }{
+		"unset":          {"shop team-a default kubernetes", "kube-system kube-public"},
+		"*":              {"shop team-a default kubernetes", "kube-system kube-public"},
+		"":               {"", "shop team-a kube-system"},
+		"shop":           {"shop", "shop-2 team-a kube-system"},
+		"shop,team-*":    {"shop team-a team-", "team default kube-system"},
+		"k*":             {"k kubernetes", "kube-system shop"},
+		"kube-*":         {"kube-system kube-public", "kubernetes shop"},
+		"kube-system":    {"kube-system", "kube-public shop"},
+		"*,kube-public":  {"shop kube-public", "kube-system"},
+		"shop , team-a*": {"shop team-a team-ab", "team-b"},
+	} {
+		t.Run(text, func(t *testing.T) {
+			setenv(t, env())
+			if text != "unset" {
+				t.Setenv(variable, text)
+			}
+			cfg, _, err := LoadMirror([]string{"-mirror-ns", "sys"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, namespace := range strings.Fields(c.in) {
+				if !cfg.Remotes[0].Imports.Contains(namespace) {
+					t.Errorf("%s isn't meant", namespace)
+				}
+			}
+			for _, namespace := range strings.Fields(c.out) {
+				if cfg.Remotes[0].Imports.Contains(namespace) {
+					t.Errorf("%s is meant", namespace)
 				}
 			}
 		})

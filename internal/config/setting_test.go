@@ -37,7 +37,7 @@ func TestEverySettingIsComplete(t *testing.T) {
 				if s.tag.Get("holds") == "" {
 					t.Errorf("%s doesn't say what it holds", s.variable)
 				}
-			case *string, *bool, *uint32, *time.Duration, *Names, *SubnetMap:
+			case *string, *bool, *uint32, *time.Duration, *Names, *Namespaces, *SubnetMap:
 			case *[]Remote: // its names are read by readClusters
 			default:
 				t.Errorf("%s is a %T, which nothing decodes", s.variable, s.field)

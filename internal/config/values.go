@@ -73,6 +73,50 @@ func (n *Names) Decode(text string) error {
 	return errors.Join(errs...)
 }
 
+// Namespaces are names of namespaces, or their beginnings before a "*", in text comma-separated.
+type Namespaces []string
+
+// systemNamespaces is the beginning of the names of Kubernetes' own namespaces.
+const systemNamespaces = "kube-"
+
+// Decode implements envconfig.Decoder. The error joins those of all items.
+func (n *Namespaces) Decode(text string) error {
+	*n = nil
+	if text == "" {
+		return nil
+	}
+	var errs []error
+	for item := range strings.SplitSeq(text, ",") {
+		item = strings.TrimSpace(item)
+		// A beginning may end with a dash.
+		name := item
+		if begin, is := strings.CutSuffix(item, "*"); is {
+			name = begin + "x"
+		}
+		if len(validation.IsDNS1123Label(name)) > 0 {
+			errs = append(errs, fmt.Errorf("%q is neither the name of a namespace nor the beginning of one, such as team-*", item))
+			continue
+		}
+		*n = append(*n, item)
+	}
+	return errors.Join(errs...)
+}
+
+// String returns the text.
+func (n Namespaces) String() string { return strings.Join(n, ",") }
+
+// Contains reports whether a namespace is meant.
+func (n Namespaces) Contains(namespace string) bool {
+	return slices.ContainsFunc(n, func(item string) bool {
+		begin, is := strings.CutSuffix(item, "*")
+		if !is {
+			return namespace == item
+		}
+		system := strings.HasPrefix(namespace, systemNamespaces) && !strings.HasPrefix(begin, systemNamespaces)
+		return strings.HasPrefix(namespace, begin) && !system
+	})
+}
+
 // Subnets are prefixes, masked and sorted, in text comma-separated.
 type Subnets []netip.Prefix
 

@@ -162,6 +162,8 @@ type Import struct {
 	// Fault is why the export of the local cluster, or of another one, is not imported, by
 	// cluster.
 	Faults map[string]string `json:"faults,omitempty"`
+	// Refused are the clusters from which nothing is imported in the namespace, as configured.
+	Refused []string `json:"refused,omitempty"`
 	// Missing: the namespace doesn't exist in the local cluster, or is being deleted.
 	Missing bool   `json:"namespaceMissing,omitempty"`
 	Held    string `json:"held,omitempty"`

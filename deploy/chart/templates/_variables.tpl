@@ -6,6 +6,7 @@ remotes:
   caFile: CA_FILE
   caSHA256: CA_SHA256
   caURL: CA_URL
+  importNamespaces: IMPORT_NAMESPACES
   kubeconfig: KUBECONFIG
   maxAddresses: MAX_ADDRESSES
   maxAnswer: MAX_ANSWER

@@ -234,6 +234,8 @@ func typeOf(d config.Description) object {
 		o["type"], o["items"] = "array", object{"type": "string", "pattern": `^[0-9a-fA-F.:]+/[0-9]{1,3}$`}
 	case config.ClusterNames:
 		o["type"], o["items"] = "array", object{"type": "string", "pattern": clusterName}
+	case config.NamespaceNames:
+		o["type"], o["items"] = "array", object{"type": "string", "pattern": `^([a-z0-9]([-a-z0-9]*[a-z0-9])?|([a-z0-9][-a-z0-9]*)?\*)$`}
 	default:
 		switch {
 		case len(d.OneOf) > 0:
