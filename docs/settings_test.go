@@ -74,6 +74,7 @@ var subjects = map[string]string{
 	"SEMAPHORE_MIRROR_SELECTOR":                  "service-mirror.md",
 	"SEMAPHORE_GLOBAL_SELECTOR":                  "service-mirror.md#global-services",
 	"SEMAPHORE_GLOBAL_ROUTING_STRATEGY_LABEL":    "service-mirror.md#global-services",
+	"SEMAPHORE_MIRROR_MAX_SERVICES":              "operating.md#limits-per-remote",
 	"SEMAPHORE_GLOBAL_LOCAL_MINIMUM":             "service-mirror.md#global-services",
 	"SEMAPHORE_REMOVAL_GRACE":                    "operating.md#removed-remotes",
 	"SEMAPHORE_DEPARTED_REMOTES":                 "operating.md#removed-remotes",

@@ -349,7 +349,7 @@ func (c *Controller) note(w *Service) {
 // and ends.
 func (c *Controller) overQuota(cluster string, r *quota, before string) (now string) {
 	if n := r.missing(); n > 0 {
-		now = fmt.Sprintf("%d services or more are omitted or incomplete: %d services, %d slices and %d addresses of at most %d, %d and %d",
+		now = fmt.Sprintf("%d services or more are omitted or incomplete: %d services, %d slices and %d addresses of at most %d (its _MAX_SERVICES or its share of SEMAPHORE_MIRROR_MAX_SERVICES), %d and %d",
 			n, r.used.Services, r.used.Slices, r.used.Addresses, r.bounds.Services, r.bounds.Slices, r.bounds.Addresses)
 	}
 	switch {

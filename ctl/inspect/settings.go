@@ -92,6 +92,13 @@ func ParseSettings(configMap string, data map[string]string) (Settings, error) {
 	if text := data[PodSubnetsMap]; text != "" {
 		check(PodSubnetsMap, checkSubnetMap(text))
 	}
+	if text := data[MaxServices]; text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 || n > MostServices {
+			err = fmt.Errorf("%.20q is not a number from 1 to %d", text, MostServices)
+		}
+		check(MaxServices, err)
+	}
 	if domain := data["SEMAPHORE_POLICY_LABEL_DOMAIN"]; domain != "" && len(validation.IsDNS1123Subdomain(domain)) > 0 {
 		check("SEMAPHORE_POLICY_LABEL_DOMAIN", fmt.Errorf("%.80q is not a domain", domain))
 	}
@@ -128,7 +135,7 @@ var remoteSettings = map[string]func(value string) error{
 	PodSubnets:        func(value string) error { _, err := Prefixes(value); return err },
 	SubnetMap:         checkSubnetMap,
 	NodeSubnets:       func(value string) error { _, err := Prefixes(value); return err },
-	ImportNamespaces:  func(value string) error { return new(config.Namespaces).Decode(value) },
+	ImportNamespaces:  func(value string) error { return brief(new(config.Namespaces).Decode(value)) },
 	"_API_URL":        func(value string) error { _, err := ParseServer(value); return err },
 	"_WG_LISTEN_PORT": func(value string) error {
 		if port, err := strconv.Atoi(value); err != nil || port < 1 || port > 65535 {
@@ -142,10 +149,15 @@ func checkSubnetMap(text string) error {
 	if len(text) > maxMap {
 		return fmt.Errorf("%d bytes, more than %d", len(text), maxMap)
 	}
-	if err := new(config.SubnetMap).Decode(text); err != nil {
-		return errors.New(printable.Text(err.Error(), printable.Short)) // It has a line for each mapping.
+	return brief(new(config.SubnetMap).Decode(text))
+}
+
+// brief shortens an error, which has a line for each item of a list.
+func brief(err error) error {
+	if err == nil {
+		return nil
 	}
-	return nil
+	return errors.New(printable.Text(err.Error(), printable.Short))
 }
 
 // remoteWords splits SEMAPHORE_REMOTES like the programs.
@@ -233,6 +245,13 @@ func (s Settings) subnetMap(variable string) config.SubnetMap {
 	}
 	return m
 }
+
+// MaxServices is the variable that bounds the Services of all remotes, MostServices its largest
+// value.
+const (
+	MaxServices  = "SEMAPHORE_MIRROR_MAX_SERVICES"
+	MostServices = 10_000_000
+)
 
 // Suffixes of the variables that bound a remote's pods, nodes and exports, and of the map of its
 // virtual subnets.

@@ -210,6 +210,7 @@ func (a *all) preflight(ctx context.Context) error {
 			if slices.Contains(a.wanted[i].Tools, manifests.Mirror) {
 				faults = append(faults, unnamed(f, a.wanted[i])...)
 				faults = append(faults, unimported(f, a.wanted[i])...)
+				faults = append(faults, crowded(f, a.settings[i])...)
 			}
 		}
 	}

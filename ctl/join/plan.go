@@ -146,6 +146,9 @@ func settings(f *inspect.Facts, remotes []side, taken map[int]bool) inspect.Sett
 	if f.Minor > 0 && f.Minor < servesCIDRs && want["SEMAPHORE_LOCAL_SUBNETS"] == "" && len(f.Services) > 0 {
 		want["SEMAPHORE_LOCAL_SUBNETS"] = join(f.Services)
 	}
+	if most := maxServices(f.Services); most > 0 && want[inspect.MaxServices] == "" {
+		want[inspect.MaxServices] = strconv.Itoa(most)
+	}
 	return want
 }
 

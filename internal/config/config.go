@@ -226,8 +226,19 @@ type Mirror struct {
 	GlobalSelector       string `envconfig:"GLOBAL_SELECTOR" is:"selector" flag:"global-svc-label-selector" file:"global.globalSvcLabelSelector" empty:"off" default:"mirror.semaphore.uw.io/global-service=true" desc:"label selector of global services (empty: none)"`
 	RoutingStrategyLabel string `envconfig:"GLOBAL_ROUTING_STRATEGY_LABEL" is:"selector" flag:"global-svc-routing-strategy-label" file:"global.globalSvcRoutingStrategyLabel" empty:"off" default:"mirror.semaphore.uw.io/global-service-routing-strategy=local-first" desc:"label selector of global services that prefer local endpoints (empty: none)"`
 	LocalMinimum         int    `envconfig:"GLOBAL_LOCAL_MINIMUM" default:"1" range:"1,1000000" desc:"minimum number of ready local endpoints for a global service to prefer them; a label of the service overrides it"`
-	MultiCluster         string `envconfig:"MCS" default:"auto" oneof:"auto,on,off" desc:"whether exported services are imported (Multi-Cluster Services API): auto (if the cluster has the CRDs, and the account the rights), on (without them is an error), or off"`
+	// MaxServices is shared evenly, see its method ServicesOf.
+	MaxServices  int    `envconfig:"MIRROR_MAX_SERVICES" range:"1,10000000" desc:"maximum number of Services that semaphore-service-mirror creates for all remotes together, of which each has an equal share at most; semaphorectl join sets it to a quarter of the service range (default: none but those of the remotes)"`
+	MultiCluster string `envconfig:"MCS" default:"auto" oneof:"auto,on,off" desc:"whether exported services are imported (Multi-Cluster Services API): auto (if the cluster has the CRDs, and the account the rights), on (without them is an error), or off"`
 	Removal
+}
+
+// ServicesOf returns the maximum number of Services for a remote: its own, and its share of what
+// all remotes together may have. Shares are fixed, so that no remote takes another one's.
+func (m *Mirror) ServicesOf(r *Remote) int {
+	if m.MaxServices == 0 {
+		return r.MaxServices
+	}
+	return min(r.MaxServices, max(1, m.MaxServices/len(m.Remotes)))
 }
 
 // Values of Mirror.MultiCluster.

@@ -593,6 +593,25 @@ func TestPodSubnetsMapOfARemote(t *testing.T) {
 	}
 }
 
+// TestServicesOfARemote shares what all remotes may have among two of them.
+func TestServicesOfARemote(t *testing.T) {
+	for total, want := range map[string][2]int{
+		"unset": {2000, 30}, "10000000": {2000, 30}, "255": {127, 30}, "41": {20, 20}, "1": {1, 1},
+	} {
+		setenv(t, env())
+		if total != "unset" {
+			t.Setenv("SEMAPHORE_MIRROR_MAX_SERVICES", total)
+		}
+		cfg, _, err := LoadMirror([]string{"-mirror-ns", "sys"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := [2]int{cfg.ServicesOf(&cfg.Remotes[0]), cfg.ServicesOf(&cfg.Remotes[1])}; got != want {
+			t.Errorf("of %s: %v, want %v", total, got, want)
+		}
+	}
+}
+
 func TestImportNamespaces(t *testing.T) {
 	const variable = "SEMAPHORE_REMOTE_GCP_IMPORT_NAMESPACES"
 	for text, c := range map[string]struct{ in, out string }{
