@@ -85,7 +85,9 @@ func TestPolicyWritesOnlyItsOwn(t *testing.T) {
 		for _, name := range []string{policyAccount + "-gcp", policyAccount + "-" + strings.Repeat("x", 200)} {
 			refused(t, create(name), "may not create the lease "+name+", which it has no right to update")
 		}
-		must(t, admin.CoordinationV1().Leases(systemNamespace).Delete(t.Context(), policyAccount, metav1.DeleteOptions{}))
+		for _, name := range []string{policyAccount, policyAccount + "-gcp"} { // of the tests above
+			must(t, admin.CoordinationV1().Leases(systemNamespace).Delete(t.Context(), name, metav1.DeleteOptions{}))
+		}
 		must(t, create(policyAccount))
 		// As a Role for the original tool's flags gives it.
 		_, err := admin.RbacV1().Roles(systemNamespace).Patch(t.Context(), policyAccount, types.JSONPatchType,

@@ -372,12 +372,21 @@ func count() *counted {
 	return c
 }
 
+// simulated is how long remotes change, in seconds.
+func simulated() int {
+	if testing.Short() {
+		return 15
+	}
+	return 60
+}
+
 // TestBytesAreBounded has a remote whose nodes have many prefixes and change all the time, and a
 // small node of it that changes once.
 func TestBytesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		aws, gcp := count(), kubetest.NewAPI()
-		const agents, nodes, seconds = 20, 30, 60
+		const agents, nodes = 20, 30
+		seconds := simulated()
 		for n := range agents {
 			aws.Put(t, "nodes", &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("aws-%d", n)}})
 		}
@@ -439,7 +448,7 @@ func TestWritesAreBounded(t *testing.T) {
 		elapse(time.Minute)
 		r.wants(t, 300)
 		before, known := aws.bytes.Load(), map[string]string{}
-		const seconds = 60
+		seconds := simulated()
 		for i := range 10 * seconds {
 			for n := range 300 {
 				switch {
