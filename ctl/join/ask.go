@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
@@ -54,6 +56,47 @@ func (a *all) probe(ctx context.Context) []fault {
 	}
 	return faults
 }
+
+// look asks nodes for links of other programs in the range of proposals, if pods are known by
+// addresses in it, and decides virtual subnets again.
+func (a *all) look(ctx context.Context) (faults []fault) {
+	if !slices.ContainsFunc(a.facts, func(f *inspect.Facts) bool { return len(a.sharing(f)) > 0 }) {
+		return nil
+	}
+	defer a.sweep(ctx)
+	a.Say("looking for other networks in %s on nodes of %s with temporary pods in %s", shared, names(a.clusters), probe.Namespace)
+	var mu sync.Mutex
+	a.links = map[string]string{}
+	_ = a.each(func(i int, c *cli.Cluster) error {
+		answers, _ := probe.Ask(ctx, c, a.facts[i], a.Image, reach.Request{Within: shared}) // Failures are reported by probe.
+		mu.Lock()
+		defer mu.Unlock()
+		if link := a.foreignLink(a.facts[i], answers); link != "" {
+			a.links[c.Name] = link
+		}
+		return nil
+	})
+	return append(a.virtualize(a.facts), a.dropped(a.facts)...)
+}
+
+// foreignLink describes the first link in the range of proposals that isn't a cluster's own, as nodes
+// of clusters whose pods, nodes or services are in this range have; empty: there is none.
+func (a *all) foreignLink(f *inspect.Facts, found probe.Answers) string {
+	side := a.side(f)
+	own := slices.Concat(side.pods, f.Services, side.machines)
+	for _, node := range slices.Sorted(maps.Keys(found)) {
+		for _, link := range found[node].Links {
+			is := func(p netip.Prefix) bool { return p.Contains(link.Address) }
+			if shared.Contains(link.Address) && !slices.ContainsFunc(own, is) {
+				return fmt.Sprintf("the link %s of node %s with %s", printable.Text(link.Name, longestLink), node, link.Address)
+			}
+		}
+	}
+	return ""
+}
+
+// longestLink is the maximum length of a link's name on Linux.
+const longestLink = 15
 
 // sweep deletes the temporary objects of this and of killed runs.
 func (a *all) sweep(ctx context.Context) {

@@ -144,6 +144,9 @@ func (a *all) preflight(ctx context.Context) error {
 		return a.report(faults) // All others would be consequences.
 	}
 	faults := a.virtualize(a.facts)
+	if len(faults) == 0 && !a.NoProbe {
+		faults = a.look(ctx)
+	}
 	readable := true
 	for _, f := range a.facts {
 		readable = readable && f.Version != "" && !slices.ContainsFunc(f.Unread, inspect.IsInvalid)

@@ -50,6 +50,9 @@ type Wishes struct {
 	Virtual map[string][]config.Mapping
 
 	mapped map[string]*mapped // see virtualize
+	// links describes a link of another program in the range of proposals, by the cluster that
+	// has a node with it, see look.
+	links map[string]string
 }
 
 // side is a cluster in the settings of the others.

@@ -286,7 +286,7 @@ func (w *Wishes) taken(f *inspect.Facts, s *mapped, all []*inspect.Facts) []faul
 			continue
 		}
 		remedy := "choose another one"
-		if free, ok := free(f.Name, m.Real, uses); ok {
+		if free, ok := free(f.Name, m.Real, w.from(), uses); ok {
 			remedy += ", such as " + option(f.Name, config.SubnetMap{{Real: m.Real, Virtual: free}})
 		}
 		faults = append(faults, fault{cluster: f.Name, what: fmt.Sprintf("the virtual subnet %s overlaps %s at %s", m.Virtual, uses[at].what, uses[at].Prefix), remedy: remedy})
@@ -307,9 +307,9 @@ func (w *Wishes) propose(f *inspect.Facts, s *mapped, all []*inspect.Facts, over
 	uses := w.used(f, all)
 	s.proposed = map[config.Mapping]string{}
 	for _, p := range slices.SortedFunc(maps.Keys(overlapping), netip.Prefix.Compare) {
-		v, ok := free(f.Name, p, uses)
+		v, ok := free(f.Name, p, w.from(), uses)
 		if !ok {
-			faults = append(faults, fault{cluster: f.Name, what: fmt.Sprintf("its pods %s %s, and no subnet of this length is free in %s", p, overlapping[p], shared),
+			faults = append(faults, fault{cluster: f.Name, what: fmt.Sprintf("its pods %s %s, and no subnet of this length is free in %s", p, overlapping[p], w.from()),
 				remedy: fmt.Sprintf("choose one yourself: --virtual-subnets %s=%s=<a subnet of the same length>", f.Name, p)})
 			continue
 		}
@@ -336,11 +336,50 @@ var (
 	avoided = []netip.Prefix{netip.MustParsePrefix("100.64.0.0/15"), netip.MustParsePrefix("100.88.0.0/16"), netip.MustParsePrefix("100.100.0.0/16")}
 )
 
+// otherwise is the range of proposals where nodes have links in the shared one.
+var otherwise = netip.MustParsePrefix("10.0.0.0/8")
+
+// from returns the range of proposals. Where a program such as Tailscale has addresses in the shared
+// one, it takes all of it: its filter drops what the host gets from there by other links,
+// also where the addresses themselves differ.
+func (w *Wishes) from() netip.Prefix {
+	if len(w.links) > 0 {
+		return otherwise
+	}
+	return shared
+}
+
+// sharing returns the subnets in shared by which other clusters know pods, or are going to.
+func (w *Wishes) sharing(f *inspect.Facts) []netip.Prefix {
+	s := w.side(f)
+	return slices.DeleteFunc(s.mapped.known(s.pods), func(p netip.Prefix) bool { return !p.Overlaps(shared) })
+}
+
+// dropped returns warnings for pods that are known by addresses that other clusters' nodes may drop.
+func (w *Wishes) dropped(all []*inspect.Facts) []fault {
+	var faults []fault
+	for _, f := range all {
+		known := w.sharing(f)
+		if len(known) == 0 {
+			continue
+		}
+		for _, to := range all {
+			if link := w.links[to.Name]; link != "" && to != f {
+				faults = append(faults, fault{cluster: to.Name, warning: true,
+					what: fmt.Sprintf("%s: if that is Tailscale, its filter drops, without a counter of ours, what such a node gets from %s by another link: its host, not its pods, loses the pods of %s, which are known as %s",
+						link, shared, f.Name, shortened(known)),
+					remedy: fmt.Sprintf("choose subnets outside of it with --virtual-subnets %s=..., or switch this filter off (tailscale set --netfilter-mode=off)", f.Name)})
+			}
+		}
+	}
+	return faults
+}
+
 // free returns a virtual subnet for pods of a cluster that overlaps nothing in use: of IPv4 one
-// of shared, of IPv6 a unique local one (RFC 4193). It begins with one that depends on the
+// from a range, of IPv6 a unique local one (RFC 4193). It begins with one that depends on the
 // cluster's name and the subnet only, so that clusters of different meshes, which may be joined
 // later, mostly get different ones.
-func free(name string, pods netip.Prefix, uses []use) (netip.Prefix, bool) {
+func free(name string, pods, within netip.Prefix, uses []use) (netip.Prefix, bool) {
 	var inUse []netip.Prefix
 	for _, u := range uses {
 		inUse = append(inUse, u.Prefix)
@@ -362,11 +401,11 @@ func free(name string, pods netip.Prefix, uses []use) (netip.Prefix, bool) {
 		}
 		return netip.Prefix{}, false
 	}
-	if pods.Bits() < shared.Bits() {
+	if pods.Bits() < within.Bits() {
 		return netip.Prefix{}, false
 	}
-	slots := uint32(1) << (pods.Bits() - shared.Bits())
-	first, from := binary.BigEndian.Uint32(seed(0)), shared.Addr().As4()
+	slots := uint32(1) << (pods.Bits() - within.Bits())
+	first, from := binary.BigEndian.Uint32(seed(0)), within.Addr().As4()
 	for i := range slots {
 		at := binary.BigEndian.Uint32(from[:]) + (first%slots+i)%slots<<(32-pods.Bits())
 		p := netip.PrefixFrom(netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, at))), pods.Bits())
@@ -427,7 +466,10 @@ func (a *all) virtualLines() []string {
 		changed = changed || s.changed()
 	}
 	if slices.ContainsFunc(a.facts, func(f *inspect.Facts) bool { return len(a.mappedOf(f).proposed) > 0 }) {
-		lines = append(lines, "  nothing that the API servers show uses the proposed subnets. They don't show routes of hosts, VPNs such as Tailscale, and what providers use in "+shared.String())
+		lines = append(lines, "  nothing that the API servers show uses the proposed subnets. They don't show routes of hosts, links of nodes that weren't looked at, and what providers use in "+shared.String())
+		for _, name := range slices.Sorted(maps.Keys(a.links)) {
+			lines = append(lines, fmt.Sprintf("  nothing is proposed from %s: %s has %s, and programs such as Tailscale drop what a host gets from this range by other links", shared, name, a.links[name]))
+		}
 	}
 	if changed {
 		lines = append(lines, "  existing connections between these clusters break once, and addresses inside payloads aren't translated: see docs/overlapping-subnets.md")

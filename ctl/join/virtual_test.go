@@ -17,7 +17,9 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
 // planned returns the settings of clusters that are joined, and what the run says.
@@ -227,6 +229,60 @@ func TestMoved(t *testing.T) {
 	}
 }
 
+// TestForeignLinks joins aws with gcp, where a node has a link in the range of proposals.
+func TestForeignLinks(t *testing.T) {
+	const pods, link = "10.2.0.0/16", "the link tailscale0 of node n with 100.101.102.103"
+	tailscale := []reach.Link{{Name: "tailscale0", Address: netip.MustParseAddr("100.101.102.103")}}
+	for name, c := range map[string]struct {
+		virtual string // of aws; "-": not given
+		aws     string // pods of aws
+		links   []reach.Link
+		want    string // the map of aws
+		says    []string
+	}{
+		"none":             {"-", pods, nil, "10.2.0.0/16=100.105.0.0/16", []string{"links of nodes that weren't looked at"}},
+		"of its own pods":  {"-", pods, []reach.Link{{Name: "eth1", Address: netip.MustParseAddr("100.70.3.4")}}, "10.2.0.0/16=100.105.0.0/16", nil},
+		"no address in it": {"-", pods, []reach.Link{{Name: "eth1", Address: netip.MustParseAddr("10.9.9.9")}, {Name: "eth2"}}, "10.2.0.0/16=100.105.0.0/16", nil},
+		"of a VPN": {"-", pods, tailscale, "10.2.0.0/16=10.233.0.0/16", []string{
+			"other clusters will know them as 10.233.0.0/16 (proposed)",
+			"nothing is proposed from 100.64.0.0/10: gcp has " + link + ", and programs such as Tailscale drop what a host gets from this range by other links"}},
+		"chosen": {"100.77.0.0/16", pods, tailscale, "10.2.0.0/16=100.77.0.0/16", []string{
+			"gcp: " + link + ": if that is Tailscale, its filter drops, without a counter of ours, what such a node gets from 100.64.0.0/10 by another link: its host, not its pods, loses the pods of aws, which are known as 100.77.0.0/16: choose subnets outside"}},
+		"chosen elsewhere": {"10.201.0.0/16", pods, tailscale, "10.2.0.0/16=10.201.0.0/16", nil},
+		"real addresses":   {"-", "100.99.0.0/16", tailscale, "", []string{"loses the pods of aws, which are known as 100.99.0.0/16"}},
+		"hostile":          {"-", pods, []reach.Link{{Name: "\x1b[2Ja long name of a link", Address: netip.MustParseAddr("100.101.1.1")}}, "10.2.0.0/16=10.233.0.0/16", []string{`gcp has the link \x1b[2Ja long na`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			aws, gcp := healthy(t, "aws", c.aws, "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", pods+",100.70.0.0/16", "10.104.0.0/16", "10.66.2.2")
+			w := &Wishes{}
+			if c.virtual != "-" {
+				w.Virtual = map[string][]config.Mapping{"aws": {{Virtual: netip.MustParsePrefix(c.virtual)}}}
+			}
+			facts := []*inspect.Facts{aws, gcp}
+			a := &all{Options: Options{Wishes: *w}, facts: facts}
+			a.virtualize(facts)
+			if link := a.foreignLink(gcp, probe.Answers{"n": {Links: c.links}}); link != "" {
+				w.links = map[string]string{"gcp": link}
+			}
+			set, said := planned(w, facts...)
+			for _, f := range w.dropped(facts) {
+				said += "\n" + f.String()
+			}
+			if got := set["aws"][inspect.PodSubnetsMap]; got != c.want {
+				t.Errorf("%s, want %s", got, c.want)
+			}
+			for _, text := range c.says {
+				if !strings.Contains(said, text) {
+					t.Errorf("it doesn't say %q:\n%s", text, said)
+				}
+			}
+			if c.virtual != "100.77.0.0/16" && c.aws == pods && strings.Contains(said, "if that is Tailscale") {
+				t.Errorf("it warns:\n%s", said)
+			}
+		})
+	}
+}
+
 // TestFree finds free subnets until none is left, the same at each run.
 func TestFree(t *testing.T) {
 	for _, pods := range []string{"10.0.0.0/10", "10.0.0.0/11", "10.2.0.0/16", "10.2.3.0/24", "fd00:2::/48", "fd00:2::/64"} {
@@ -234,8 +290,8 @@ func TestFree(t *testing.T) {
 		uses := []use{{netip.MustParsePrefix("100.120.7.0/24"), "nodes"}, {p, "pods"}}
 		var found []netip.Prefix
 		for range 100 {
-			got, ok := free("aws", p, uses)
-			if again, _ := free("aws", p, uses); again != got {
+			got, ok := free("aws", p, shared, uses)
+			if again, _ := free("aws", p, shared, uses); again != got {
 				t.Fatalf("%s, then %s", got, again)
 			}
 			if !ok {

@@ -14,6 +14,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	neturl "net/url"
 	"slices"
 	"strconv"
@@ -42,6 +43,8 @@ type Request struct {
 	Ports []int `json:"ports,omitempty"`
 	// Kernel checks whether the kernel has WireGuard, which needs NET_ADMIN.
 	Kernel bool `json:"kernel,omitempty"`
+	// Within is a range in which no link may have addresses.
+	Within netip.Prefix `json:"within,omitzero"`
 	// Meet are addresses of pods. The pod serves on MeetPort, and requests those until
 	// they respond, for MeetFor seconds. Await is the number of further pods that must
 	// request this one, which it requests as well.
@@ -76,6 +79,8 @@ type Result struct {
 	Servers map[string]string `json:"servers,omitempty"`
 	// Taken has the errors of the ports that aren't free.
 	Taken map[int]string `json:"taken,omitempty"`
+	// Links are links with an address within the range, at most MaxLinks.
+	Links []Link `json:"links,omitempty"`
 	// Kernel is nil without a request for it, or when the check failed.
 	Kernel *bool `json:"kernel,omitempty"`
 	// Met is the error of meeting; empty: all pods reach each other.
@@ -85,6 +90,35 @@ type Result struct {
 	Named    []Name  `json:"named,omitempty"`
 	Asked    []Asked `json:"asked,omitempty"`
 	Streamed *Stream `json:"streamed,omitempty"`
+}
+
+// Link is a link of the host with one of its addresses.
+type Link struct {
+	Name    string     `json:"name"`
+	Address netip.Addr `json:"address"`
+}
+
+// MaxLinks is the maximum number of reported links.
+const MaxLinks = 4
+
+// linksWithin returns links with an address in a range.
+func linksWithin(within netip.Prefix) []Link {
+	links, _ := net.Interfaces() // Without an answer none is known to be in the way.
+	var all []Link
+	for _, link := range links {
+		addresses, _ := link.Addrs()
+		for _, a := range addresses {
+			of, is := a.(*net.IPNet)
+			if !is {
+				continue
+			}
+			if ip, _ := netip.AddrFromSlice(of.IP); within.Contains(ip.Unmap()) && len(all) < MaxLinks {
+				all = append(all, Link{link.Name, ip.Unmap()})
+				break
+			}
+		}
+	}
+	return all
 }
 
 // serverLimit is the timeout of an API server.
@@ -109,6 +143,9 @@ func Check(ctx context.Context, r Request) Result {
 		}
 	}
 	group.Wait()
+	if r.Within.IsValid() {
+		result.Links = linksWithin(r.Within)
+	}
 	for _, port := range r.Ports {
 		conn, err := new(net.ListenConfig).ListenPacket(ctx, "udp", ":"+strconv.Itoa(port))
 		if err != nil {

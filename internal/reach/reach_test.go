@@ -6,13 +6,16 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"log/slog"
 	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -50,6 +53,26 @@ func TestLook(t *testing.T) {
 	got = Check(t.Context(), Request{Servers: []Server{{[]string{server.URL}, another(t)}}})
 	if !strings.Contains(got.Servers[server.URL], "unknown authority") {
 		t.Errorf("with another authority %q", got.Servers)
+	}
+}
+
+func TestLinksWithin(t *testing.T) {
+	for text, want := range map[string]string{"127.0.0.0/8": "[{lo 127.0.0.1}]", "198.51.100.0/24": "[]"} {
+		within := netip.MustParsePrefix(text)
+		encoded, err := json.Marshal(Request{Within: within})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var request Request
+		if err := json.Unmarshal(encoded, &request); err != nil || request.Within != within {
+			t.Fatalf("%s: %v, %v", encoded, request, err)
+		}
+		if got := fmt.Sprint(Check(t.Context(), request).Links); got != want {
+			t.Errorf("in %s: %s, want %s", text, got, want)
+		}
+	}
+	if encoded, err := json.Marshal(Request{}); err != nil || string(encoded) != "{}" {
+		t.Errorf("%s, %v", encoded, err)
 	}
 }
 
