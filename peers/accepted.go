@@ -21,6 +21,8 @@ type Accepted struct {
 	// them.
 	moved map[netip.Prefix]moves
 	peers []Peer // with the accepted endpoints
+	// joined are the nodes whose prefixes are allowed IPs of another one's peer, see join.
+	joined map[string]struct{}
 	// disputed holds, by the remote's node, the claim of a node of this cluster to its
 	// accepted endpoint, which is retained.
 	disputed map[string]string
@@ -79,16 +81,19 @@ func (a Accepted) retainedKeys(nodes []*Node, rules *Rules) map[tunnel.Key]strin
 	return keys
 }
 
-// remember returns the nodes that are peers, with their accepted prefixes.
+// remember returns the nodes that are peers, with their accepted prefixes, and then those that
+// joined one: the first one with a key has it.
 func (a Accepted) remember(nodes []*Node, peers []Peer) []Remembered {
 	of := make(map[string]struct{}, len(peers))
 	for i := range peers {
 		of[peers[i].Node] = struct{}{}
 	}
-	all := make([]Remembered, 0, len(of))
-	for _, n := range nodes {
-		if _, is := of[n.Name]; is {
-			all = append(all, Remembered{*n, append([]netip.Prefix{}, a.prefixes[n.Name]...)})
+	all := make([]Remembered, 0, len(of)+len(a.joined))
+	for _, names := range []map[string]struct{}{of, a.joined} {
+		for _, n := range nodes {
+			if _, is := names[n.Name]; is {
+				all = append(all, Remembered{*n, append([]netip.Prefix{}, a.prefixes[n.Name]...)})
+			}
 		}
 	}
 	return all

@@ -110,7 +110,7 @@ func Desired(nodes []*Node, rules Rules) ([]Peer, []Rejection) {
 // doesn't matter.
 //
 // One bad node never changes what another one gets, except where both claim the same key
-// or prefix. The precedence then is: the node to which the remote's control plane
+// or prefix, see also join. The precedence then is: the node to which the remote's control plane
 // allocated it; the node that it was accepted from, as long as it claims it; a node
 // without conflicts with several others; the older one, by the creation time that the
 // remote states.
@@ -129,6 +129,9 @@ func DesiredAfter(before Accepted, nodes []*Node, rules Rules) ([]Peer, []Reject
 		accepted    = make(map[string][]netip.Prefix, len(nodes))
 		ownAddrs    = make(map[netip.Addr]struct{}, len(rules.OwnAddrs))
 		disputed    map[string]string
+		same        []*Node          // with the key of another one
+		endpoints   []netip.AddrPort // that the nodes of peers publish
+		joined      map[string]struct{}
 	)
 	remaining := rules.MaxPeers - len(keys) // for new nodes
 	for _, a := range rules.OwnAddrs {
@@ -151,7 +154,7 @@ func DesiredAfter(before Accepted, nodes []*Node, rules Rules) ([]Peer, []Reject
 			continue
 		}
 		if owner, taken := keys[key]; taken && owner != n.Name {
-			reject(ReasonDuplicateKey, fmt.Errorf("public key %s is already that of node %q", key, owner))
+			same = append(same, n)
 			continue
 		}
 		err = n.endpointErr
@@ -184,6 +187,7 @@ func DesiredAfter(before Accepted, nodes []*Node, rules Rules) ([]Peer, []Reject
 			keys[key] = n.Name
 			remaining--
 		}
+		endpoints = append(endpoints, n.endpoint)
 		peers = append(peers, rules.withEndpoint(Peer{Node: n.Name, Peer: tunnel.Peer{
 			PublicKey:  key,
 			Endpoint:   n.endpoint,
@@ -197,10 +201,45 @@ func DesiredAfter(before Accepted, nodes []*Node, rules Rules) ([]Peer, []Reject
 			disputed[n.Name] = claim
 		}
 	}
+	if len(same) > 0 {
+		var refused []Rejection
+		joined, refused = assignments.join(same, keys, peers, endpoints, accepted)
+		rejected = append(rejected, refused...)
+	}
 	slices.SortFunc(peers, func(a, b Peer) int { return a.PublicKey.Compare(b.PublicKey) })
 	slices.SortStableFunc(rejected, func(a, b Rejection) int { return strings.Compare(a.Node, b.Node) })
-	return peers, rejected, Accepted{keys: keys, prefixes: accepted, peers: peers, disputed: disputed, moved: assignments.moves(),
+	return peers, rejected, Accepted{keys: keys, prefixes: accepted, peers: peers, joined: joined, disputed: disputed, moved: assignments.moves(),
 		allocations: assignments.bounded || len(assignments.contests) > 0, undecided: assignments.undecided}
+}
+
+// join rejects nodes with the key of another one. If they publish its endpoint, too, it is the same
+// host to WireGuard: their prefixes become allowed IPs of its peer, up to what one node may have. So
+// a host that was renamed isn't cut off for as long as the object of its former name exists, and a
+// node that copies key and endpoint of another one gives its own prefixes to that, and takes nothing.
+func (s *assignment) join(nodes []*Node, keys map[tunnel.Key]string, peers []Peer, endpoints []netip.AddrPort, accepted map[string][]netip.Prefix) (joined map[string]struct{}, rejected []Rejection) {
+	of := make(map[tunnel.Key]int, len(peers))
+	for i := range peers {
+		of[peers[i].PublicKey] = i
+	}
+	joined = map[string]struct{}{}
+	for _, n := range nodes {
+		detail := fmt.Sprintf("public key %s is already that of node %q", n.key, keys[n.key])
+		i, is := of[n.key]
+		if is = is && n.endpointErr == nil && n.endpoint.IsValid() && n.endpoint == endpoints[i]; is && s.rules.MaxPrefixes > 0 {
+			is = len(peers[i].AllowedIPs)+len(n.prefixes) <= s.rules.MaxPrefixes
+		}
+		if is {
+			allowed, refused := s.assign(n)
+			rejected = append(rejected, refused...)
+			if len(allowed) > 0 {
+				accepted[n.Name], joined[n.Name] = allowed, struct{}{}
+				peers[i].AllowedIPs = slices.SortedFunc(slices.Values(slices.Concat(peers[i].AllowedIPs, allowed)), netip.Prefix.Compare)
+				detail += ", with the same endpoint: its prefixes are routed to that peer"
+			}
+		}
+		rejected = append(rejected, Rejection{Node: n.Name, Reason: ReasonDuplicateKey, Detail: detail})
+	}
+	return joined, rejected
 }
 
 var errBothHidden = errors.New("neither the node nor this one publishes an endpoint, so neither side can initiate a handshake: one of them has to be reachable (SEMAPHORE_WG_ENDPOINT, " + LocationAnnotation + ")")

@@ -41,7 +41,7 @@ func TestOverlap(t *testing.T) {
 
 	// A node has a link of Tailscale at first, which drops what comes from 100.64.0.0/10 by others.
 	const vpn = "tailscale0"
-	for _, command := range []string{"link add " + vpn + " type dummy", "address add 100.101.102.103/32 dev " + vpn, "link set " + vpn + " up"} {
+	for _, command := range []string{"tuntap add dev " + vpn + " mode tun", "address add 100.101.102.103/32 dev " + vpn, "link set " + vpn + " up"} {
 		if _, err := l.nodes[1].Run(t.Context(), "ip", strings.Fields(command)...); err != nil {
 			t.Fatal(err)
 		}
