@@ -39,7 +39,8 @@ func reads(f *inspect.Facts) []authorizationv1.ResourceAttributes {
 func rights(ctx context.Context, c *cli.Cluster, f *inspect.Facts, objects []*unstructured.Unstructured, others ...authorizationv1.ResourceAttributes) []fault {
 	wanted := append(reads(f), []authorizationv1.ResourceAttributes{
 		{Verb: "create", Resource: "pods", Namespace: "kube-system"},
-		{Verb: "delete", Resource: "pods", Namespace: "kube-system"},
+		{Verb: "get", Resource: "pods", Namespace: "kube-system"},
+		{Verb: "deletecollection", Resource: "pods", Namespace: "kube-system"},
 		{Verb: "create", Resource: "configmaps", Namespace: "kube-system"},
 		{Verb: "update", Resource: "configmaps", Namespace: "kube-system"},
 		{Verb: "create", Resource: "serviceaccounts", Subresource: "token", Namespace: cli.Namespace},
@@ -48,7 +49,7 @@ func rights(ctx context.Context, c *cli.Cluster, f *inspect.Facts, objects []*un
 		{Verb: "escalate", Group: "rbac.authorization.k8s.io", Resource: "clusterroles"},
 		{Verb: "bind", Group: "rbac.authorization.k8s.io", Resource: "clusterroles"},
 	}...)
-	wanted = append(wanted, others...)
+	wanted = append(append(wanted, reports(ctx, c)...), others...)
 	for _, o := range objects {
 		r, err := c.ResourceOf(ctx, o.GroupVersionKind())
 		if err != nil {
@@ -62,6 +63,17 @@ func rights(ctx context.Context, c *cli.Cluster, f *inspect.Facts, objects []*un
 		}
 	}
 	return lacks(ctx, c, wanted)
+}
+
+// reports returns the rights to read what programs report of their new credentials: one of two ways
+// is enough.
+func reports(ctx context.Context, c *cli.Cluster) []authorizationv1.ResourceAttributes {
+	wanted := []authorizationv1.ResourceAttributes{{Verb: "list", Resource: "pods", Namespace: cli.Namespace}}
+	proxy := authorizationv1.ResourceAttributes{Verb: "get", Resource: "pods", Subresource: "proxy", Namespace: cli.Namespace}
+	if lacks, err := c.Lacks(ctx, []authorizationv1.ResourceAttributes{proxy}); err == nil && lacks == "" {
+		return wanted
+	}
+	return append(wanted, authorizationv1.ResourceAttributes{Verb: "create", Resource: "pods", Subresource: "exec", Namespace: cli.Namespace})
 }
 
 // rightsToLeave returns a fault if the administrator lacks rights to take a cluster out:
