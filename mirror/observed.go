@@ -3,6 +3,7 @@ package mirror
 import (
 	"slices"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -253,6 +254,7 @@ func (l *local) slicesOf(name string) []*ObservedSlice {
 // sliceIndex has EndpointSlices by service.
 type sliceIndex struct {
 	*keep.Ledger[ObservedSlice]
+	mu      sync.RWMutex                   // for update, and for of, which the writer's workers call, too
 	members map[string]map[string]struct{} // names by service
 }
 
@@ -266,6 +268,8 @@ func newSliceIndex(notify func()) *sliceIndex {
 // update takes in what has changed, and adds the names of the services of changed slices.
 func (x *sliceIndex) update(names map[string]struct{}) []kube.Change[ObservedSlice] {
 	changes := x.Changes()
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	for _, c := range changes {
 		if c.Before != nil {
 			leave(x.members, c.Before.service, c.Key)
@@ -287,9 +291,11 @@ func (x *sliceIndex) of(service string, want *Service) map[string]*ObservedSlice
 			all[name] = s
 		}
 	}
+	x.mu.RLock()
 	for name := range x.members[service] {
 		add(name)
 	}
+	x.mu.RUnlock()
 	for i := range want.Slices {
 		add(want.Slices[i].Name)
 	}
