@@ -54,6 +54,8 @@ type Config struct {
 	Departed []string
 	// Workers is the number of concurrent writes per remote. 0: DefaultWorkers.
 	Workers int
+	// Pace limits the bytes written for each remote; zero: the default.
+	Pace pace.Limit
 	// WatchMetrics may be nil.
 	WatchMetrics *kube.Metrics
 	Logger       *slog.Logger
@@ -178,7 +180,7 @@ func New(cfg Config) *Controller {
 	}
 	c.snapshot.localMinimum = cfg.LocalMinimum
 	c.apply = &applier{
-		client: cfg.Client, namespace: cfg.Namespace, sums: sums, pace: pace.New(pace.Config[string]{Ready: c.add}), local: local,
+		client: cfg.Client, namespace: cfg.Namespace, sums: sums, pace: pace.New(pace.Config[string]{Cluster: cfg.Pace, Ready: c.add}), local: local,
 		events: event.NewRecorder(event.Config{Client: cfg.Client, Component: managedBy}), log: c.log, count: c.metrics.wrote,
 	}
 	c.local = c.newLocalFeeds()

@@ -44,6 +44,7 @@ func TestServiceMirror(t *testing.T) {
 		{"killed again and again", (*mirrorBed).testKills},
 		{"remote that comes and goes", (*mirrorBed).testFlapping},
 		{"two replicas", (*mirrorBed).testReplicas},
+		{"a tenant that rewrites large slices", (*mirrorBed).testFlood},
 		{"a policy that changes Services", (*mirrorBed).testOverridden},
 		{"a controller that changes objects again", (*mirrorBed).testOverriddenByAnother},
 		{"upgrade from short names of slices", (*mirrorBed).testUpgradeOfSliceNames},
