@@ -87,11 +87,11 @@ type agent struct {
 	lastSelf                  peers.Self   // last known state of this node, for checkSubnets
 	refusals                  *errlog.Log  // of checkSubnets, by remote
 	remotes                   []*remote
-	trials                    *tokens.Trials // of credentials for remotes
+	checks                    *tokens.CredentialChecks // of credentials for remotes
 	loops                     []*reconcile.Loop
 	guard                     func(http.Handler) http.Handler // of metrics and status; nil: none
 	servers                   run.Servers
-	turn                      *run.Turn // host lock: one agent of this node is active
+	lock                      *run.ActiveLock // host lock: one agent of this node is active
 
 	hostAddrs atomic.Pointer[[]netip.Addr] // last read
 	sources   atomic.Pointer[[]netip.Addr] // preferred source addresses of routes, last computed
@@ -135,18 +135,18 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	if cfg.RemotesFrom == config.RemotesFromRelay {
 		credentials, files, readLocally = nil, nil, fmt.Sprintf("/apis/%s/namespaces/%s/%s?limit=1", v1alpha1.GroupVersion(), cfg.Namespace, v1alpha1.Resource)
 	}
-	a.metrics, a.filter, a.trials = newLoopMetrics(), routes.NewFilter(log), tokens.NewTrials(tokens.TrialConfig{
+	a.metrics, a.filter, a.checks = newLoopMetrics(), routes.NewFilter(log), tokens.NewCredentialChecks(tokens.CredentialCheckConfig{
 		Remotes: credentials, UserAgent: a.userAgent(), Cluster: cfg.ClusterName, Local: cfg.Local,
 		FromRemotes: []string{oneNode}, FromLocal: []string{readLocally},
 	})
-	a.turn = run.NewTurn(run.TurnConfig{
+	a.lock = run.NewActiveLock(run.ActiveLockConfig{
 		Path: turnFile(cfg.KeyPath), Self: describe(&cfg), Begin: a.removeUnfinished, End: a.release, Grace: turnGrace, Logger: log,
 	})
 	a.routeRepairs, a.filterRepairs, a.sourceRepairs = a.newRepairs("routes"), a.newRepairs("packet filter"), a.newRepairs("source addresses")
 	a.forwardingRepairs, a.pathRepairs = a.newRepairs("forwarding"), a.newRepairs("MTU")
 	watchMetrics := kube.NewMetrics("semaphore_wg", "semaphore_wg_node_watcher_failures_total")
 	a.registry.MustRegister(
-		a.metrics, watchMetrics, run.BuildInfo("semaphore_wg"), a.turn.Collector("semaphore_wg"),
+		a.metrics, watchMetrics, run.BuildInfo("semaphore_wg"), a.lock.Collector("semaphore_wg"),
 		tokens.NewCollector("semaphore_wg", files),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
@@ -283,11 +283,11 @@ func (a *agent) tasks() []run.Task {
 		Guard: a.guard, Gatherer: a.registry, Health: a.health, Ready: a.ready, Status: a.status, Logger: a.log,
 	})
 	// Only the active agent listens on the ports.
-	tasks := []run.Task{a.turn.Then(a.servers.Probes), a.turn.Then(a.servers.Status)}
+	tasks := []run.Task{a.lock.WhenActive(a.servers.Probes), a.lock.WhenActive(a.servers.Status)}
 	if a.servers.Socket != nil {
 		tasks = append(tasks, a.servers.Socket)
 	}
-	tasks = append(tasks, a.turn, a.self, a.prefixes)
+	tasks = append(tasks, a.lock, a.self, a.prefixes)
 	tasks = append(tasks, a.local.tasks(a.loop)...)
 	if a.relayed != nil {
 		tasks = append(tasks, a.relayed.tasks(a.loop)...)
@@ -302,7 +302,7 @@ func (a *agent) tasks() []run.Task {
 		Name: "host addresses", Reconcile: a.readHostAddrs, Trigger: a.addressing,
 		MinInterval: time.Second, Resync: slowPass,
 	}))
-	a.turn.Add(a.activeTasks()...)
+	a.lock.Add(a.activeTasks()...)
 	return tasks
 }
 

@@ -47,7 +47,7 @@ func runReach(args []string) int {
 	if len(request.Try)+len(request.Names)+len(request.Asks) > 0 {
 		reach.TryAll(ctx, request, &result)
 	}
-	for i, asked := range result.Asked {
+	for i, asked := range result.Services {
 		if request.Must && (asked.Name != "" || len(asked.Found) > 0 || len(asked.Failed) > 0) {
 			fmt.Fprintf(os.Stderr, "reach: %s %v: %s %v %v\n", request.Asks[i].Name, request.Asks[i].Addresses, asked.Name, asked.Found, asked.Failed)
 			code = process.ExitFaults

@@ -5,7 +5,7 @@
 //	routes.go     routes to the remotes' pods and their guards, source addresses
 //	filter.go     packet filters: forged sources, and packets that would leave in plaintext
 //	local.go      what is known of this cluster and this node
-//	turn.go       one agent of a node is active, others stand by
+//	activelock.go one agent of a node is active, others stand by
 //	status.go     /status, which status_command.go shows
 package agent
 

@@ -27,13 +27,13 @@ func (a *agent) status() any {
 		Published: a.publisher.Published(), Local: a.local.known.Load() != nil, Failing: a.failingServers(),
 		Unsourced: a.withoutSource(), Pods: a.podsStatus(), Networkd: networkdRemoves("/"),
 		Forwarding:  a.forwardingStatus(),
-		Credentials: a.trials.Report(), RemotesFrom: a.cfg.RemotesFrom,
+		Credentials: a.checks.Report(), RemotesFrom: a.cfg.RemotesFrom,
 	}
-	if a.turn.StandsBy() {
-		rep.Standby = &status.Standby{Holder: a.turn.Holder()}
+	if a.lock.StandsBy() {
+		rep.Standby = &status.Standby{Holder: a.lock.Holder()}
 	}
-	if err := a.turn.Err(); err != nil {
-		rep.Failing[a.turn.String()] = err.Error()
+	if err := a.lock.Err(); err != nil {
+		rep.Failing[a.lock.String()] = err.Error()
 	}
 	for _, l := range a.loops {
 		if err := l.Err(); err != nil {

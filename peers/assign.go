@@ -17,7 +17,7 @@ import (
 //	a prefix that overlaps no other     the node that claims it
 //	overlapping prefixes                the first of these that exists, rejecting the others:
 //	                                    the node to which the control plane allocated it,
-//	                                    if nodeIPAM is firm or all have allocations;
+//	                                    if nodeIPAM is authoritative or all have allocations;
 //	                                    the node that it was accepted from before;
 //	                                    the node to which it is allocated;
 //	                                    the oldest node with a conflict with one other only;
@@ -34,11 +34,11 @@ type assignment struct {
 	rules  *Rules
 	nodes  []*Node // by age
 	order  []*Node // of decisions: by age, nodes that conflict with several others last
-	// contests are the prefixes that several nodes claim or that overlap others. All others,
+	// conflicts are the prefixes that several nodes claim or that overlap others. All others,
 	// nearly all in a mesh, belong to the node that claims them and need no lookup.
-	contests map[netip.Prefix]*contest
-	nodeIPAM bool // the control plane allocates the prefixes that nodes use
-	firm     bool // nodeIPAM doesn't depend on a single node
+	conflicts     map[netip.Prefix]*conflict
+	nodeIPAM      bool // the control plane allocates the prefixes that nodes use
+	authoritative bool // nodeIPAM doesn't depend on a single node
 	// undecided is set if allocations decide and aren't known of all nodes. Then nothing new is
 	// assigned that they decide about.
 	undecided bool
@@ -47,31 +47,31 @@ type assignment struct {
 	used, reserved int  // if bounded: assigned, and with precedence but not assigned yet
 }
 
-// contest is a prefix that several nodes claim, or that overlaps another one. Where the
+// conflict is a prefix that several nodes claim, or that overlaps another one. Where the
 // longest prefix decides, a single address overlaps only itself.
-type contest struct {
+type conflict struct {
 	prefix netip.Prefix
-	claims []claim  // to the prefix, by age
-	around *contest // the narrowest that contains it; nil: none
-	holder *Node    // that it is assigned to; nil: none yet
-	inside *contest // one inside it that has a holder; nil: none
+	claims []claim   // to the prefix, by age
+	around *conflict // the narrowest that contains it; nil: none
+	holder *Node     // that it is assigned to; nil: none yet
+	inside *conflict // one inside it that has a holder; nil: none
 
 	// Of the claims to it, a part of it or an enclosing prefix: the nodes, and those to which
 	// that prefix is allocated. own are those to which the prefix itself is allocated.
-	parties, allocated, own parties
+	claimants, allocated, own claimants
 }
 
 // newAssignment prepares the assignment to nodes, which are sorted by age.
 func newAssignment(before Accepted, nodes []*Node, rules *Rules) *assignment {
 	s := &assignment{before: before, rules: rules, nodes: nodes, order: nodes}
-	contests, total := s.findContests()
+	conflicts, total := s.findConflicts()
 	s.bounded = rules.MaxAllowedIPs > 0 && total > rules.MaxAllowedIPs
-	if s.bounded || len(contests) > 0 {
-		s.nodeIPAM, s.firm = usesNodeIPAM(nodes)
+	if s.bounded || len(conflicts) > 0 {
+		s.nodeIPAM, s.authoritative = usesNodeIPAM(nodes)
 		s.undecided = slices.ContainsFunc(nodes, func(n *Node) bool { return n.Bare })
 	}
-	if len(contests) > 0 {
-		s.findConflicts(contests)
+	if len(conflicts) > 0 {
+		s.findClaimants(conflicts)
 	}
 	if s.bounded {
 		for _, n := range nodes {
@@ -82,7 +82,7 @@ func newAssignment(before Accepted, nodes []*Node, rules *Rules) *assignment {
 			}
 		}
 	}
-	if len(contests) == 0 {
+	if len(conflicts) == 0 {
 		return s
 	}
 	s.reserve(func(n *Node, p netip.Prefix) bool { return !s.isBorrowed(p) && before.hasPrefix(n.Name, p) })
@@ -98,9 +98,9 @@ func newAssignment(before Accepted, nodes []*Node, rules *Rules) *assignment {
 // usesNodeIPAM reports whether the remote's control plane allocates the nodes' pod
 // prefixes (spec.podCIDRs): whether at least as many nodes claim their allocation as
 // publish other prefixes. Network plugins with their own address management don't use the
-// allocation. The result is firm when it doesn't depend on a single node, which can change
+// allocation. The result is authoritative when it doesn't depend on a single node, which can change
 // its own annotation.
-func usesNodeIPAM(nodes []*Node) (is, firm bool) {
+func usesNodeIPAM(nodes []*Node) (is, authoritative bool) {
 	claim, depart := 0, 0
 	for _, n := range nodes {
 		switch {
@@ -114,9 +114,9 @@ func usesNodeIPAM(nodes []*Node) (is, firm bool) {
 	return claim > 0 && claim >= depart, claim > depart
 }
 
-// findContests finds the contests among all claims, and returns them, enclosing prefixes
+// findConflicts finds the conflicts among all claims, and returns them, enclosing prefixes
 // first, and the number of claims.
-func (s *assignment) findContests() (contests []contest, total int) {
+func (s *assignment) findConflicts() (conflicts []conflict, total int) {
 	var counts [2]int // of IPv4, IPv6
 	for _, n := range s.nodes {
 		for _, p := range n.prefixes {
@@ -136,17 +136,17 @@ func (s *assignment) findContests() (contests []contest, total int) {
 	if len(all[0])+len(all[1]) == 0 {
 		return nil, total
 	}
-	contests = make([]contest, 0, len(all[0])+len(all[1])) // Never grows: contests point to each other.
-	s.contests = make(map[netip.Prefix]*contest, cap(contests))
+	conflicts = make([]conflict, 0, len(all[0])+len(all[1])) // Never grows: conflicts point to each other.
+	s.conflicts = make(map[netip.Prefix]*conflict, cap(conflicts))
 	for f, claims := range all {
-		var around *contest
+		var around *conflict
 		for same := 0; len(claims) > 0; claims = claims[same:] {
 			for same = 1; same < len(claims) && claims[same].same(claims[0]); {
 				same++
 			}
-			contests = append(contests, contest{prefix: claims[0].prefix(f == 0), claims: claims[:same]})
-			c := &contests[len(contests)-1]
-			s.contests[c.prefix] = c
+			conflicts = append(conflicts, conflict{prefix: claims[0].prefix(f == 0), claims: claims[:same]})
+			c := &conflicts[len(conflicts)-1]
+			s.conflicts[c.prefix] = c
 			if s.isBorrowed(c.prefix) {
 				continue
 			}
@@ -156,7 +156,7 @@ func (s *assignment) findContests() (contests []contest, total int) {
 			c.around, around = around, c
 		}
 	}
-	return contests, total
+	return conflicts, total
 }
 
 // contested sorts the claims of a family, and returns those that are contested. single is
@@ -190,31 +190,31 @@ func (s *assignment) contested(all []claim, single int32) []claim {
 	return contested
 }
 
-// findConflicts determines which nodes and allocations each contest is about, and the
+// findClaimants determines which nodes and allocations each conflict is about, and the
 // order of decisions.
-func (s *assignment) findConflicts(contests []contest) {
-	for i := range contests {
-		c := &contests[i]
+func (s *assignment) findClaimants(conflicts []conflict) {
+	for i := range conflicts {
+		c := &conflicts[i]
 		for _, claim := range c.claims {
 			if s.nodeIPAM && s.nodes[claim.node].isAllocated(c.prefix) {
 				c.own.add(claim.node)
 			}
 		}
 		for a := c; a != nil; a = a.around {
-			for _, claim := range a.claims[:min(len(a.claims), len(a.parties))] {
-				c.parties.add(claim.node)
+			for _, claim := range a.claims[:min(len(a.claims), len(a.claimants))] {
+				c.claimants.add(claim.node)
 			}
-			for _, claim := range c.claims[:min(len(c.claims), len(c.parties))] {
-				a.parties.add(claim.node)
+			for _, claim := range c.claims[:min(len(c.claims), len(c.claimants))] {
+				a.claimants.add(claim.node)
 			}
 			c.allocated.join(a.own)
 			a.allocated.join(c.own)
 		}
 	}
-	others := make([]parties, len(s.nodes)) // in conflict with each node
-	for i := range contests {
-		for _, claim := range contests[i].claims {
-			for _, other := range contests[i].parties {
+	others := make([]claimants, len(s.nodes)) // in conflict with each node
+	for i := range conflicts {
+		for _, claim := range conflicts[i].claims {
+			for _, other := range conflicts[i].claimants {
 				if other != 0 && other-1 != claim.node {
 					others[claim.node].add(other - 1)
 				}
@@ -234,14 +234,14 @@ func (s *assignment) findConflicts(contests []contest) {
 
 // overruling returns another node with an allocation that a prefix of n overlaps, if that
 // isn't allocated to n itself. Prefixes accepted from a node without allocation aren't
-// overruled unless nodeIPAM is firm: the control plane may allocate nothing to any node,
+// overruled unless nodeIPAM is authoritative: the control plane may allocate nothing to any node,
 // and a kubelet can fill in an empty spec.podCIDRs.
 func (s *assignment) overruling(n *Node, p netip.Prefix) *Node {
-	c := s.contests[p]
-	if c == nil || c.allocated == (parties{}) || n.isAllocated(p) {
+	c := s.conflicts[p]
+	if c == nil || c.allocated == (claimants{}) || n.isAllocated(p) {
 		return nil
 	}
-	if !s.firm && n.Published && len(n.allocated) == 0 && s.before.hasPrefix(n.Name, p) {
+	if !s.authoritative && n.Published && len(n.allocated) == 0 && s.before.hasPrefix(n.Name, p) {
 		return nil
 	}
 	for _, i := range c.allocated {
@@ -265,7 +265,7 @@ func (s *assignment) isBorrowed(p netip.Prefix) bool { return s.rules.Borrowed &
 func (s *assignment) reserve(first func(*Node, netip.Prefix) bool) {
 	for _, n := range s.order {
 		for _, p := range n.prefixes {
-			if c := s.contests[p]; c != nil && within(p, s.rules.Subnets) && s.overruling(n, p) == nil && first(n, p) {
+			if c := s.conflicts[p]; c != nil && within(p, s.rules.Subnets) && s.overruling(n, p) == nil && first(n, p) {
 				c.take(n)
 			}
 		}
@@ -273,9 +273,9 @@ func (s *assignment) reserve(first func(*Node, netip.Prefix) bool) {
 }
 
 // take assigns the prefix to a node. When it, a part of it or an enclosing prefix already
-// has a holder, it changes nothing and returns that contest, unless the holder of the
+// has a holder, it changes nothing and returns that conflict, unless the holder of the
 // prefix itself is this node.
-func (c *contest) take(n *Node) (taken *contest) {
+func (c *conflict) take(n *Node) (taken *conflict) {
 	switch {
 	case c.holder == n:
 		return nil
@@ -306,7 +306,7 @@ func (s *assignment) inOwnPrefix(n *Node, address netip.Prefix) bool {
 		if p.IsSingleIP() || !p.Contains(address.Addr()) || !within(p, s.rules.Subnets) || s.overruling(n, p) != nil {
 			return false
 		}
-		return s.contests[p] == nil || s.before.hasPrefix(n.Name, p) || s.nodeIPAM && n.isAllocated(p)
+		return s.conflicts[p] == nil || s.before.hasPrefix(n.Name, p) || s.nodeIPAM && n.isAllocated(p)
 	})
 }
 
@@ -317,7 +317,7 @@ func (s *assignment) retained(n *Node) []netip.Prefix {
 		return nil
 	}
 	lost := func(p netip.Prefix) bool {
-		c := s.contests[p]
+		c := s.conflicts[p]
 		return !s.before.hasPrefix(n.Name, p) || !within(p, s.rules.Subnets) || c != nil && c.holder != n
 	}
 	if !slices.ContainsFunc(n.prefixes, lost) {
@@ -368,7 +368,7 @@ func (s *assignment) grant(n *Node, p netip.Prefix, refuse func(Reason, string, 
 	}
 	if s.undecided && !s.before.hasPrefix(n.Name, p) {
 		switch {
-		case s.contests[p] != nil:
+		case s.conflicts[p] != nil:
 			refuse(ReasonUndecided, "pod CIDR %s overlaps that of another node: it isn't assigned before the nodes have been read whole", p)
 			return false
 		case s.bounded:
@@ -392,7 +392,7 @@ func (s *assignment) grant(n *Node, p netip.Prefix, refuse func(Reason, string, 
 			return false
 		}
 	}
-	if c := s.contests[p]; c != nil {
+	if c := s.conflicts[p]; c != nil {
 		if taken := c.take(n); taken != nil {
 			switch {
 			case taken.holder == n: // A wider prefix of its own, or a part of this one.
@@ -410,13 +410,13 @@ func (s *assignment) grant(n *Node, p netip.Prefix, refuse func(Reason, string, 
 
 // moves returns the recent moves of single addresses, including those of this decision.
 func (s *assignment) moves() map[netip.Prefix]moves {
-	if len(s.contests)+len(s.before.moved) == 0 {
+	if len(s.conflicts)+len(s.before.moved) == 0 {
 		return nil
 	}
 	now := s.rules.Now
 	moved := maps.Clone(s.before.moved)
 	maps.DeleteFunc(moved, func(_ netip.Prefix, m moves) bool { return now.Sub(m.last) >= flapping })
-	for p, c := range s.contests {
+	for p, c := range s.conflicts {
 		if c.holder == nil || !p.IsSingleIP() || s.before.hasPrefix(c.holder.Name, p) {
 			continue
 		}
@@ -491,11 +491,11 @@ func (c claim) contains(o claim) bool {
 	return (c.high^o.high)>>(64-c.bits) == 0
 }
 
-// parties is a set of nodes truncated to three, enough to know for each node whether there
+// claimants is a set of nodes truncated to three, enough to know for each node whether there
 // is one other node, or more. An element is an index plus one; 0: none.
-type parties [3]int32
+type claimants [3]int32
 
-func (p *parties) add(node int32) {
+func (p *claimants) add(node int32) {
 	for i, other := range p {
 		if other == 0 {
 			p[i] = node + 1
@@ -506,7 +506,7 @@ func (p *parties) add(node int32) {
 	}
 }
 
-func (p *parties) join(o parties) {
+func (p *claimants) join(o claimants) {
 	for _, other := range o {
 		if other != 0 {
 			p.add(other - 1)

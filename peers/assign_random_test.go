@@ -119,7 +119,7 @@ func TestContested(t *testing.T) {
 			}
 			s := newAssignment(Accepted{}, nodes, &Rules{Borrowed: !alone})
 			got := map[netip.Prefix]struct{}{}
-			for p := range s.contests {
+			for p := range s.conflicts {
 				got[p] = struct{}{}
 			}
 			if diff := cmp.Diff(want, got, comparers); diff != "" {

@@ -209,7 +209,7 @@ func DesiredAfter(before Accepted, nodes []*Node, rules Rules) ([]Peer, []Reject
 	slices.SortFunc(peers, func(a, b Peer) int { return a.PublicKey.Compare(b.PublicKey) })
 	slices.SortStableFunc(rejected, func(a, b Rejection) int { return strings.Compare(a.Node, b.Node) })
 	return peers, rejected, Accepted{keys: keys, prefixes: accepted, peers: peers, joined: joined, disputed: disputed, moved: assignments.moves(),
-		allocations: assignments.bounded || len(assignments.contests) > 0, undecided: assignments.undecided}
+		allocations: assignments.bounded || len(assignments.conflicts) > 0, undecided: assignments.undecided}
 }
 
 // join rejects nodes with the key of another one. If they publish its endpoint, too, it is the same

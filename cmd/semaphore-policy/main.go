@@ -70,7 +70,7 @@ func prepare(cfg config.Policy, log *slog.Logger) (*manager.Manager, error) {
 	report := func() any {
 		s := controller.Status()
 		s.Version, s.Cluster, s.Leading, s.Leader = process.Build(), cluster, m.Replica.Leads(), m.Replica.Leader()
-		s.NotServed, s.Credentials = m.Servers.Failing(), m.Trials.Report()
+		s.NotServed, s.Credentials = m.Servers.Failing(), m.CredentialChecks.Report()
 		if err := m.Replica.Err(); err != nil {
 			s.ElectionError = err.Error()
 		}

@@ -44,7 +44,7 @@ func prepare(cfg config.Relay, log *slog.Logger) (*manager.Manager, error) {
 	report := func() any {
 		s := controller.Status()
 		s.Version, s.Leading, s.Leader = process.Build(), m.Replica.Leads(), m.Replica.Leader()
-		s.NotServed, s.Credentials = m.Servers.Failing(), m.Trials.Report()
+		s.NotServed, s.Credentials = m.Servers.Failing(), m.CredentialChecks.Report()
 		if err := m.Replica.Err(); err != nil {
 			s.ElectionError = err.Error()
 		}

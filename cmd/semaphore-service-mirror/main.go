@@ -75,7 +75,7 @@ func prepare(cfg config.Mirror, log *slog.Logger) (*manager.Manager, error) {
 	m.Registry.MustRegister(controller.Metrics(), watches, requests)
 	err = m.Manage(controller, cfg.LeaderElection, cfg.Namespace, name, func() any {
 		s := controller.Status()
-		s.Version, s.Cluster, s.NotServed, s.Credentials = process.Build(), cfg.ClusterName, m.Servers.Failing(), m.Trials.Report()
+		s.Version, s.Cluster, s.NotServed, s.Credentials = process.Build(), cfg.ClusterName, m.Servers.Failing(), m.CredentialChecks.Report()
 		if m.Replica.Elected() {
 			s.Election = &status.Election{Leader: m.Replica.Leader()}
 			if err := m.Replica.Err(); err != nil {

@@ -56,19 +56,19 @@ func scope(f *Facts) (asked []string, not []Open) {
 			}
 		}
 	}
-	if f.Tried == nil {
+	if f.Results == nil {
 		return asked, not
 	}
-	legs, names, ips, endpoints := 0, 0, 0, 0
-	for i := range f.legs() {
-		if l := &f.legs()[i]; l.Untried == "" && l.Error == "" && l.Datagrams == "" && l.Seen == "" && l.Carries >= l.MTU {
-			legs++
+	connections, names, ips, endpoints := 0, 0, 0, 0
+	for i := range f.podConnections() {
+		if l := &f.podConnections()[i]; l.Skipped == "" && l.Error == "" && l.Datagrams == "" && l.Seen == "" && l.Carries >= l.MTU {
+			connections++
 		}
 	}
 	fresh, services, nodes := map[probe.NodeRef]bool{}, map[[2]string]bool{}, map[string]map[string]bool{}
-	for i := range f.asked() {
-		a := &f.asked()[i]
-		if a.Untried != "" || a.Remote == a.From.Cluster {
+	for i := range f.requests() {
+		a := &f.requests()[i]
+		if a.Skipped != "" || a.Remote == a.From.Cluster {
 			continue
 		}
 		if a.Fresh && len(a.Result.Failed) == 0 {
@@ -91,14 +91,14 @@ func scope(f *Facts) (asked []string, not []Open) {
 			}
 		}
 	}
-	for i := range f.legs() {
-		from := f.legs()[i].From
+	for i := range f.podConnections() {
+		from := f.podConnections()[i].From
 		if nodes[from.Cluster] == nil {
 			nodes[from.Cluster] = map[string]bool{}
 		}
-		nodes[from.Cluster][from.Node] = nodes[from.Cluster][from.Node] || f.legs()[i].Untried == ""
+		nodes[from.Cluster][from.Node] = nodes[from.Cluster][from.Node] || f.podConnections()[i].Skipped == ""
 	}
-	say(legs, "connection between pods carries full-size packets with their own addresses", "connections between pods carry full-size packets with their own addresses")
+	say(connections, "connection between pods carries full-size packets with their own addresses", "connections between pods carry full-size packets with their own addresses")
 	say(names, "name of a service is resolved by pods", "names of services are resolved by pods")
 	say(ips, "request of a pod to a ClusterIP is answered", "requests of pods to ClusterIPs are answered")
 	say(endpoints, "request of a pod to an endpoint is answered", "requests of pods to endpoints are answered")

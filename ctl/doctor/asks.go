@@ -21,8 +21,8 @@ const maxEndpoints = 2
 // Asks returns the services to ask from pods, by cluster and remote: the imports of each
 // remote, with global services among those of the first one; and of each cluster and itself
 // the endpoints that others ask, so that what its own pods get is known as well.
-func Asks(clusters []*inspect.Cluster) map[[2]string][]reach.Ask {
-	all := map[[2]string][]reach.Ask{}
+func Asks(clusters []*inspect.Cluster) map[[2]string][]reach.ServiceRequest {
+	all := map[[2]string][]reach.ServiceRequest{}
 	for _, c := range clusters {
 		var remotes []*inspect.Cluster
 		for _, other := range clusters {
@@ -38,7 +38,7 @@ func Asks(clusters []*inspect.Cluster) map[[2]string][]reach.Ask {
 				continue
 			}
 			to := remotes[max(at, 0)].Name
-			a := reach.Ask{Name: s.DNS(), HTTP: s.HTTP}
+			a := reach.ServiceRequest{Name: s.DNS(), HTTP: s.HTTP}
 			if !s.Headless {
 				a.Want = s.ClusterIPs
 				for _, ip := range s.ClusterIPs[:min(len(s.ClusterIPs), 2)] { // one of each family
@@ -57,7 +57,7 @@ func Asks(clusters []*inspect.Cluster) map[[2]string][]reach.Ask {
 					for i := range own {
 						own[i] = translate(own[i], subnets.Real)
 					}
-					all[[2]string{to, to}] = append(all[[2]string{to, to}], reach.Ask{Addresses: own, HTTP: s.HTTP})
+					all[[2]string{to, to}] = append(all[[2]string{to, to}], reach.ServiceRequest{Addresses: own, HTTP: s.HTTP})
 				}
 			}
 		}
@@ -87,21 +87,21 @@ func unaskable(c *inspect.Cluster) (udp int) {
 	return udp
 }
 
-// asked returns the results of asking services.
-func (f *Facts) asked() []probe.Asked {
-	if f.Tried == nil {
+// requests returns the results of asking services.
+func (f *Facts) requests() []probe.ServiceTest {
+	if f.Results == nil {
 		return nil
 	}
-	return f.Tried.Asked
+	return f.Results.Requests
 }
 
 // own returns the results of asking endpoints from pods of their own cluster, by the address at
 // which other clusters know them.
 func (f *Facts) own() map[string]string {
 	all := map[string]string{}
-	for i := range f.asked() {
-		a := &f.asked()[i]
-		if a.Remote != a.From.Cluster || a.Untried != "" {
+	for i := range f.requests() {
+		a := &f.requests()[i]
+		if a.Remote != a.From.Cluster || a.Skipped != "" {
 			continue
 		}
 		for _, address := range a.Addresses {
@@ -111,22 +111,22 @@ func (f *Facts) own() map[string]string {
 	return all
 }
 
-func askScope(a *probe.Asked) Scope {
+func askScope(a *probe.ServiceTest) Scope {
 	return Scope{Cluster: a.From.Cluster, Node: a.From.Node, Remote: a.Remote}
 }
 
 // virtual reports whether an address of a service is its ClusterIP.
-func virtual(a *probe.Asked, address string) bool {
+func virtual(a *probe.ServiceTest, address string) bool {
 	host, _, _ := net.SplitHostPort(address)
 	return a.Fresh || slices.Contains(a.Want, host)
 }
 
 // answers reports whether one of the service's endpoints of the family of its ClusterIP has
 // answered, or the pod that is the endpoint of a temporary one.
-func (f *Facts) answers(a *probe.Asked, virtualIP string) bool {
+func (f *Facts) answers(a *probe.ServiceTest, virtualIP string) bool {
 	if a.Fresh {
-		return slices.ContainsFunc(f.legs(), func(l probe.Leg) bool {
-			return l.From == a.From && l.To == a.To && l.Untried == "" && l.Error == "" && isIPv6(l.Address) == isIPv6(virtualIP)
+		return slices.ContainsFunc(f.podConnections(), func(l probe.Connection) bool {
+			return l.From == a.From && l.To == a.To && l.Skipped == "" && l.Error == "" && isIPv6(l.Address) == isIPv6(virtualIP)
 		})
 	}
 	return slices.ContainsFunc(a.Addresses, func(address string) bool {
@@ -137,12 +137,12 @@ func (f *Facts) answers(a *probe.Asked, virtualIP string) bool {
 // isIPv6 reports whether an address, with a port or without, is one of IPv6.
 func isIPv6(address string) bool { return strings.Count(address, ":") > 1 }
 
-func (f *Facts) askAgain(a *probe.Asked) string {
+func (f *Facts) askAgain(a *probe.ServiceTest) string {
 	return fmt.Sprintf("semaphorectl doctor %s %s", a.From.Cluster, a.Remote)
 }
 
 // subject names a service.
-func subject(a *probe.Asked) string {
+func subject(a *probe.ServiceTest) string {
 	switch {
 	case a.Fresh && a.To.Node == "":
 		return "a temporary Service for a pod of " + a.Remote
@@ -156,8 +156,8 @@ func subject(a *probe.Asked) string {
 // podRules report.
 func (f *Facts) cutOff(node probe.NodeRef) bool {
 	tried := 0
-	for i := range f.legs() {
-		if l := &f.legs()[i]; l.From == node && l.Untried == "" {
+	for i := range f.podConnections() {
+		if l := &f.podConnections()[i]; l.From == node && l.Skipped == "" {
 			if tried++; l.Error == "" {
 				return false
 			}
@@ -182,12 +182,12 @@ func nodeOf(c *inspect.Cluster, address string) string {
 // refused reports whether an admission controller has refused the pod on a node, or the
 // temporary Service of a cluster, which is a cause.
 func (f *Facts) refused(at probe.NodeRef) bool {
-	return f.Tried != nil && admission(f.Tried.Refused[at])
+	return f.Results != nil && admission(f.Results.Refused[at])
 }
 
 // refusesPods reports whether a cluster has refused a pod.
 func (f *Facts) refusesPods(cluster string) bool {
-	for at := range f.Tried.Refused {
+	for at := range f.Results.Refused {
 		if at.Cluster == cluster && at.Node != "" && f.refused(at) {
 			return true
 		}
@@ -197,11 +197,11 @@ func (f *Facts) refusesPods(cluster string) bool {
 
 // testsRefused finds clusters that don't admit temporary objects.
 func testsRefused(f *Facts, found func(Finding)) {
-	if f.Tried == nil {
+	if f.Results == nil {
 		return
 	}
 	byNode := func(a, b probe.NodeRef) int { return strings.Compare(a.String(), b.String()) }
-	for _, at := range slices.SortedFunc(maps.Keys(f.Tried.Refused), byNode) {
+	for _, at := range slices.SortedFunc(maps.Keys(f.Results.Refused), byNode) {
 		if !f.refused(at) {
 			continue
 		}
@@ -212,13 +212,13 @@ func testsRefused(f *Facts, found func(Finding)) {
 		show := ""
 		if i := slices.IndexFunc(f.Clusters, func(c *inspect.Cluster) bool { return c.Name == at.Cluster }); i >= 0 {
 			show = f.Clusters[i].Kubectl("get validatingadmissionpolicies,validatingwebhookconfigurations")
-			if strings.Contains(f.Tried.Refused[at], "exceeded quota") {
+			if strings.Contains(f.Results.Refused[at], "exceeded quota") {
 				show = f.Clusters[i].Kubectl("-n %s get resourcequotas", probe.Namespace)
 			}
 		}
 		found(Finding{
 			Scope{Cluster: at.Cluster, Node: at.Node}, fmt.Sprintf("an admission controller of %s refuses %s, so that what pods get there isn't known", at.Cluster, what),
-			[]Evidence{{strings.TrimPrefix(at.Node+": ", ": ") + f.Tried.Refused[at], show}},
+			[]Evidence{{strings.TrimPrefix(at.Node+": ", ": ") + f.Results.Refused[at], show}},
 		})
 	}
 }
@@ -226,7 +226,7 @@ func testsRefused(f *Facts, found func(Finding)) {
 // notListening finds endpoints that refuse connections of pods of their own cluster, too.
 func notListening(f *Facts, found func(Finding)) {
 	own, seen := f.own(), map[string]bool{}
-	f.eachDenied(func(a *probe.Asked, _ Scope, address, err string) {
+	f.eachDenied(func(a *probe.ServiceTest, _ Scope, address, err string) {
 		if !closed(err) || !closed(own[address]) || seen[address] {
 			return
 		}
@@ -265,8 +265,8 @@ func askRules() []Rule {
 			ID:     "cluster-ip-unanswered",
 			Remedy: "check that kube-proxy, or what replaces it, runs on that node and reads the API server: kubectl -n kube-system get pods -o wide, and its log",
 			Find: func(f *Facts, found func(Finding)) {
-				for i := range f.asked() {
-					a := &f.asked()[i]
+				for i := range f.requests() {
+					a := &f.requests()[i]
 					for _, address := range slices.Sorted(maps.Keys(a.Result.Failed)) {
 						if virtual(a, address) && f.answers(a, address) {
 							found(Finding{
@@ -282,8 +282,8 @@ func askRules() []Rule {
 			ID: "dns-unanswered", After: append([]string{"cluster-ip-unanswered"}, podRules()[0].After...),
 			Remedy: "check that the cluster's DNS runs, and that its pods reach it: kubectl -n kube-system get pods,endpointslices -l k8s-app=kube-dns",
 			Find: func(f *Facts, found func(Finding)) {
-				for i := range f.asked() {
-					if a := &f.asked()[i]; a.Result.Name != "" && a.Result.DNS != "" && !f.cutOff(a.From) {
+				for i := range f.requests() {
+					if a := &f.requests()[i]; a.Result.Name != "" && a.Result.DNS != "" && !f.cutOff(a.From) {
 						found(Finding{
 							Scope{Cluster: a.From.Cluster, Node: a.From.Node}, "pods on " + a.From.Node + " resolve no names, not even those of their own cluster",
 							[]Evidence{{"kubernetes.default.svc: " + a.Result.DNS, f.askAgain(a)}, {a.Name + ": " + a.Result.Name, ""}},
@@ -296,8 +296,8 @@ func askRules() []Rule {
 			ID: "name-wrong", After: []string{"cluster-ip-unanswered", "dns-unanswered", "coredns-block-missing", "mirror-outdated"},
 			Remedy: "compare CoreDNS's server blocks with deploy/coredns: zone, service prefix and namespace; check that CoreDNS has loaded them (kubectl -n kube-system logs -l k8s-app=kube-dns), and that queries of that node reach it",
 			Find: func(f *Facts, found func(Finding)) {
-				for i := range f.asked() {
-					a := &f.asked()[i]
+				for i := range f.requests() {
+					a := &f.requests()[i]
 					if a.Result.Name == "" && len(a.Result.Found) == 0 {
 						continue
 					}
@@ -316,7 +316,7 @@ func askRules() []Rule {
 			Remedy: "admit the other cluster's pods: a network policy in that namespace, or of the whole cluster, admits pods of its own cluster only; select network sets of the other cluster (docs/policy.md), or its pod subnets as ipBlock",
 			Find: func(f *Facts, found func(Finding)) {
 				own := f.own()
-				f.eachDenied(func(a *probe.Asked, scope Scope, address, err string) {
+				f.eachDenied(func(a *probe.ServiceTest, scope Scope, address, err string) {
 					if answer, known := own[address]; !known || answer != "" || f.explained(scope.turned(), paths...) {
 						return
 					}
@@ -329,9 +329,9 @@ func askRules() []Rule {
 
 // eachDenied calls say for each endpoint that doesn't answer a pod of another cluster, though
 // the pods for tests on these nodes reach each other.
-func (f *Facts) eachDenied(say func(a *probe.Asked, scope Scope, address, err string)) {
-	for i := range f.asked() {
-		a := &f.asked()[i]
+func (f *Facts) eachDenied(say func(a *probe.ServiceTest, scope Scope, address, err string)) {
+	for i := range f.requests() {
+		a := &f.requests()[i]
 		if a.Remote == a.From.Cluster || a.Fresh {
 			continue
 		}
@@ -350,7 +350,7 @@ func (f *Facts) eachDenied(say func(a *probe.Asked, scope Scope, address, err st
 
 // openVirtual lists the ClusterIPs of a service that don't answer, and can't be compared with an
 // endpoint: a temporary Service's own doesn't answer either, or none is at the same port.
-func openVirtual(f *Facts, a *probe.Asked, add func(Scope, func() Open)) {
+func openVirtual(f *Facts, a *probe.ServiceTest, add func(Scope, func() Open)) {
 	for _, address := range slices.Sorted(maps.Keys(a.Result.Failed)) {
 		compared := slices.ContainsFunc(a.Addresses, func(other string) bool { return !virtual(a, other) && isIPv6(other) == isIPv6(address) })
 		open := Open{"whether " + subject(a) + " answers", address + ": " + a.Result.Failed[address] + "; none of its ready endpoints is at this port", f.askAgain(a)}
@@ -370,7 +370,7 @@ func openVirtual(f *Facts, a *probe.Asked, add func(Scope, func() Open)) {
 // openAsked lists what asking services left unknown.
 func openAsked(f *Facts, add func(Scope, func() Open)) {
 	own, seen := f.own(), map[string]bool{}
-	f.eachDenied(func(a *probe.Asked, scope Scope, address, err string) {
+	f.eachDenied(func(a *probe.ServiceTest, scope Scope, address, err string) {
 		if answer, known := own[address]; known && answer == "" || seen[address] || closed(err) && closed(answer) {
 			return
 		}
@@ -383,15 +383,15 @@ func openAsked(f *Facts, add func(Scope, func() Open)) {
 			return Open{"whether " + subject(a) + " answers", why, f.askAgain(a)}
 		})
 	})
-	for i := range f.asked() {
-		if a := &f.asked()[i]; a.Untried != "" && a.Remote != a.From.Cluster {
+	for i := range f.requests() {
+		if a := &f.requests()[i]; a.Skipped != "" && a.Remote != a.From.Cluster {
 			if f.refused(a.From) || a.Fresh && (f.refused(probe.NodeRef{Cluster: a.From.Cluster}) || a.To.Node == "" && f.refusesPods(a.Remote)) {
 				continue
 			}
 			add(askScope(a), func() Open {
-				return Open{fmt.Sprintf("whether pods on %s reach %s", a.From.Node, subject(a)), a.Untried, f.askAgain(a)}
+				return Open{fmt.Sprintf("whether pods on %s reach %s", a.From.Node, subject(a)), a.Skipped, f.askAgain(a)}
 			})
-		} else if a.Untried == "" {
+		} else if a.Skipped == "" {
 			openVirtual(f, a, add)
 		}
 	}

@@ -62,15 +62,15 @@ func Command(session *cli.Session) *cobra.Command {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			var tried *probe.Tried
+			var results *probe.Results
 			failed := error(nil)
 			if !without && !pathsOnly && len(clusters) > 1 {
-				tried, failed = try(ctx, session, clusters, taken, plan)
+				results, failed = try(ctx, session, clusters, taken, plan)
 				if ctx.Err() != nil {
 					return errors.Join(context.Cause(ctx), failed)
 				}
 			}
-			d, err := Diagnose(ctx, taken, tried, !pathsOnly)
+			d, err := Diagnose(ctx, taken, results, !pathsOnly)
 			if err != nil {
 				return err
 			}
@@ -146,7 +146,7 @@ func (d *Diagnosis) print(to io.Writer, output string) error {
 }
 
 // try tests what pods of the clusters that can be read get as clients.
-func try(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, taken []*inspect.Cluster, plan probe.Plan) (*probe.Tried, error) {
+func try(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, taken []*inspect.Cluster, plan probe.Plan) (*probe.Results, error) {
 	var readable []*cli.Cluster
 	var read []*inspect.Cluster
 	for i, c := range clusters {

@@ -115,8 +115,8 @@ const (
 
 // Diagnose applies the rules to a survey, and to the results of temporary pods; nil: none ran.
 // With pods, and without such results, connections of pods are reported as unknown.
-func Diagnose(ctx context.Context, clusters []*inspect.Cluster, tried *probe.Tried, pods bool) (*Diagnosis, error) {
-	f := &Facts{Clusters: clusters, Tried: tried, Done: ctx.Done()}
+func Diagnose(ctx context.Context, clusters []*inspect.Cluster, results *probe.Results, pods bool) (*Diagnosis, error) {
+	f := &Facts{Clusters: clusters, Results: results, Done: ctx.Done()}
 	d := &Diagnosis{Causes: []Cause{}, Unknown: []Open{}, Asked: []string{}, NotAsked: []Open{}}
 	found, anything := map[string]scopes{}, scopes{}
 	causes := newCauses(d, clusters)
@@ -156,7 +156,7 @@ func Diagnose(ctx context.Context, clusters []*inspect.Cluster, tried *probe.Tri
 		return nil, context.Cause(ctx)
 	}
 	d.Asked, d.NotAsked = scope(f)
-	if tried == nil {
+	if results == nil {
 		untried := Open{
 			What: "whether pods' own packets get through, and services answer",
 			Why:  "only paths between nodes were checked: masquerading, forwarding, network policies, kube-proxy and DNS affect pods only", Command: "semaphorectl doctor, without --no-probe",
@@ -271,15 +271,15 @@ func open(f *Facts, wrong scopes) []Open {
 			})
 		}
 	}
-	for i := range f.legs() {
-		if l := &f.legs()[i]; l.Untried != "" && !f.refused(l.From) && !f.refused(l.To) {
+	for i := range f.podConnections() {
+		if l := &f.podConnections()[i]; l.Skipped != "" && !f.refused(l.From) && !f.refused(l.To) {
 			add(legScope(l), func() Open {
-				return Open{fmt.Sprintf("whether a pod on %s reaches a pod on %s", l.From.Node, l.To.Node), l.Untried, tryAgain(l)}
+				return Open{fmt.Sprintf("whether a pod on %s reaches a pod on %s", l.From.Node, l.To.Node), l.Skipped, tryAgain(l)}
 			})
 		}
 	}
 	openAsked(f, add)
-	if f.Tried != nil && len(f.legs()) == 0 {
+	if f.Results != nil && len(f.podConnections()) == 0 {
 		all = append(all, Open{"whether pods' own packets get through", "no temporary pod ran", ""})
 	}
 	if len(f.pairs) == 0 {
@@ -317,7 +317,7 @@ func contacts(f *Facts, add func(Scope, func() Open)) {
 			say(v.Scope, "the agent of "+v.Node, v.source, api.Synced, api.LastContact)
 		}
 	}
-	for t := range f.trials() {
+	for t := range f.credentialChecks() {
 		if t.Waiting != nil && t.Error == "" {
 			add(Scope{Cluster: t.Cluster, Node: t.Node, Remote: t.Remote}, func() Open {
 				return Open{fmt.Sprintf("%s: whether the API server of %s answers %s", t.Cluster, t.Remote, t.program), "no response to a request since " + t.Waiting.UTC().Format(time.RFC3339), t.source}

@@ -66,9 +66,9 @@ func (p *patient) services(origin string, ready int) {
 	p.aws.Imports.Value = []inspect.KubeService{web}
 }
 
-func diagnose(t *testing.T, clusters []*inspect.Cluster, tried *probe.Tried, pods bool) *Diagnosis {
+func diagnose(t *testing.T, clusters []*inspect.Cluster, results *probe.Results, pods bool) *Diagnosis {
 	t.Helper()
-	d, err := Diagnose(t.Context(), clusters, tried, pods)
+	d, err := Diagnose(t.Context(), clusters, results, pods)
 	if err != nil {
 		t.Fatal(err)
 	}

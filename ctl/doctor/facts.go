@@ -18,8 +18,8 @@ import (
 // Facts is the input of the rules.
 type Facts struct {
 	Clusters []*inspect.Cluster
-	// Tried is the results of temporary pods; nil: none ran.
-	Tried *probe.Tried
+	// Results are the results of temporary pods; nil: none ran.
+	Results *probe.Results
 	// Done, when closed, ends all iterations over reports and pairs, of which there may be
 	// millions.
 	Done <-chan struct{}
@@ -352,7 +352,7 @@ func (f *Facts) connections() iter.Seq[connection] {
 				return
 			}
 		}
-		for t := range f.trials() {
+		for t := range f.credentialChecks() {
 			if t.Remote == t.Cluster {
 				continue // see ownAPI
 			}
@@ -388,19 +388,19 @@ func (f *Facts) connections() iter.Seq[connection] {
 	}
 }
 
-// trial is the result of a program's request with the credentials on disk.
-type trial struct {
+// credentialCheck is the result of a program's request with the credentials on disk.
+type credentialCheck struct {
 	Scope
-	status.Trial
+	status.CredentialCheck
 	cluster         *inspect.Cluster
 	program, source string
 }
 
-func (f *Facts) trials() iter.Seq[trial] {
-	return func(yield func(trial) bool) {
+func (f *Facts) credentialChecks() iter.Seq[credentialCheck] {
+	return func(yield func(credentialCheck) bool) {
 		for _, c := range f.Clusters {
-			for t := range c.Trials() {
-				if f.done() || !yield(trial{Scope{Cluster: c.Name, Node: t.Node, Remote: t.Remote}, t.Trial, c, t.Program, t.Source}) {
+			for t := range c.CredentialChecks() {
+				if f.done() || !yield(credentialCheck{Scope{Cluster: c.Name, Node: t.Node, Remote: t.Remote}, t.CredentialCheck, c, t.Program, t.Source}) {
 					return
 				}
 			}

@@ -46,8 +46,8 @@ func (f *Facts) withoutDNS() []*inspect.Cluster {
 
 // resolves reports whether a pod of a cluster has resolved the name of a service of another.
 func (f *Facts) resolves(c *inspect.Cluster) bool {
-	return slices.ContainsFunc(f.asked(), func(a probe.Asked) bool {
-		return a.From.Cluster == c.Name && a.Name != "" && a.Untried == "" && a.Result.Name == "" && len(a.Result.Found) == 0
+	return slices.ContainsFunc(f.requests(), func(a probe.ServiceTest) bool {
+		return a.From.Cluster == c.Name && a.Name != "" && a.Skipped == "" && a.Result.Name == "" && len(a.Result.Found) == 0
 	})
 }
 

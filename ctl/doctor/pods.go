@@ -7,19 +7,19 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
 )
 
-// legs returns the connections that temporary pods have tested.
-func (f *Facts) legs() []probe.Leg {
-	if f.Tried == nil {
+// podConnections returns the connections that temporary pods have tested.
+func (f *Facts) podConnections() []probe.Connection {
+	if f.Results == nil {
 		return nil
 	}
-	return f.Tried.Legs
+	return f.Results.Connections
 }
 
-func legScope(l *probe.Leg) Scope {
+func legScope(l *probe.Connection) Scope {
 	return Scope{l.From.Cluster, l.From.Node, l.To.Cluster, l.To.Node}
 }
 
-func tryAgain(l *probe.Leg) string {
+func tryAgain(l *probe.Connection) string {
 	return fmt.Sprintf("semaphorectl verify %s %s", l.From.Cluster, l.To.Cluster)
 }
 
@@ -43,11 +43,11 @@ func podRules() []Rule {
 	roots := append([]string{
 		"port-taken", "peers-outdated", "foreign-route", "foreign-rule", "repairs-undone", "forwarding-off", "not-translated", "udp-one-way", "udp-blocked", "mtu-too-large", "path-down", "calico-pools-missing",
 	}, unpeered...)
-	rule := func(id, remedy string, after []string, mutual bool, find func(f *Facts, l *probe.Leg) (what, evidence string)) Rule {
+	rule := func(id, remedy string, after []string, mutual bool, find func(f *Facts, l *probe.Connection) (what, evidence string)) Rule {
 		return Rule{ID: id, Remedy: remedy, After: after, Find: func(f *Facts, found func(Finding)) {
-			for i := range f.legs() {
-				l := &f.legs()[i]
-				if what, evidence := find(f, l); what != "" && l.Untried == "" {
+			for i := range f.podConnections() {
+				l := &f.podConnections()[i]
+				if what, evidence := find(f, l); what != "" && l.Skipped == "" {
 					scope := legScope(l)
 					if mutual && scope.Cluster > scope.Remote {
 						scope = scope.turned() // A response needs both directions: they are one cause.
@@ -59,7 +59,7 @@ func podRules() []Rule {
 	}
 	return []Rule{
 		rule("pods-masqueraded", "exclude the remote's pod subnets from masquerading on that node: with Calico by a disabled IP pool without BGP export for them, with ip-masq-agent in nonMasqueradeCIDRs, with Cilium in ipv4NativeRoutingCIDR, else by a rule before the one that masquerades (nft list ruleset, iptables -t nat -S POSTROUTING)", roots, false,
-			func(f *Facts, l *probe.Leg) (what, evidence string) {
+			func(f *Facts, l *probe.Connection) (what, evidence string) {
 				subnets, own := f.subnetsOf(l.From.Cluster), "own"
 				if l.Seen == "" || subnets.real(l.Seen) {
 					return "", ""
@@ -70,14 +70,14 @@ func podRules() []Rule {
 				return fmt.Sprintf("packets of pods on %s are masqueraded", l.From.Node), fmt.Sprintf("a pod on %s received them from %s instead of the pod's %s address", l.To.Node, l.Seen, own)
 			}),
 		rule("pods-mtu", "allow ICMP \"fragmentation needed\" to pods, or set their MTU to that of the tunnel at most", roots, false,
-			func(_ *Facts, l *probe.Leg) (what, evidence string) {
+			func(_ *Facts, l *probe.Connection) (what, evidence string) {
 				if l.Carries >= l.MTU {
 					return "", ""
 				}
 				return fmt.Sprintf("full-size packets of pods on %s to %s are lost", l.From.Node, l.To.Node), fmt.Sprintf("packets of %d bytes, the kernel's path MTU, are lost; packets of %d bytes get through", l.MTU, l.Carries)
 			}),
 		rule("pods-dropped", "allow packets between the remote's pod subnets and own pods on both nodes: check the policy and rules of their FORWARD chains (nft list ruleset, iptables -S FORWARD), network policies, and masquerading to addresses outside the pod subnets", append([]string{"pods-masqueraded"}, roots...), true,
-			func(f *Facts, l *probe.Leg) (what, evidence string) {
+			func(f *Facts, l *probe.Connection) (what, evidence string) {
 				scope := legScope(l)
 				err := strings.TrimSpace(l.Error + l.Datagrams)
 				if err == "" || !f.up(scope) {
@@ -86,7 +86,7 @@ func podRules() []Rule {
 				return fmt.Sprintf("the tunnel between %s and %s is up, and packets between their pods are dropped on one of these nodes", l.From.Node, l.To.Node), l.Address + ": " + err
 			}),
 		rule("pods-unreached", "find out why the path between their nodes isn't reported as up", append([]string{"pods-masqueraded", "pods-dropped"}, roots...), true,
-			func(_ *Facts, l *probe.Leg) (what, evidence string) {
+			func(_ *Facts, l *probe.Connection) (what, evidence string) {
 				if l.Error == "" {
 					return "", ""
 				}

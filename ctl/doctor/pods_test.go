@@ -13,115 +13,119 @@ import (
 )
 
 // tries returns the results of pods on the first node of each cluster, without faults.
-func tries() *probe.Tried {
+func tries() *probe.Results {
 	aws, gcp := probe.NodeRef{Cluster: "aws", Node: "aws-1"}, probe.NodeRef{Cluster: "gcp", Node: "gcp-1"}
 	try := reach.Try{RTT: 1234, MTU: 1420, Carries: 1420}
-	return &probe.Tried{
-		Legs: []probe.Leg{{From: aws, To: gcp, Address: "10.4.1.7", Try: try}, {From: gcp, To: aws, Address: "10.2.1.7", Try: try}},
-		Asked: []probe.Asked{
-			{From: aws, Remote: "gcp", Ask: reach.Ask{Name: "web.shop.svc.cluster.gcp", Want: []string{"10.96.0.7"}, Addresses: []string{"10.96.0.7:80", "10.4.1.9:80"}}},
-			{From: aws, Remote: "gcp", Fresh: true, To: gcp, Ask: reach.Ask{Addresses: []string{"10.96.9.9:8642"}}},
-			{From: gcp, Remote: "gcp", Ask: reach.Ask{Addresses: []string{"10.4.1.9:80"}}},
+	return &probe.Results{
+		Connections: []probe.Connection{{From: aws, To: gcp, Address: "10.4.1.7", Try: try}, {From: gcp, To: aws, Address: "10.2.1.7", Try: try}},
+		Requests: []probe.ServiceTest{
+			{From: aws, Remote: "gcp", ServiceRequest: reach.ServiceRequest{Name: "web.shop.svc.cluster.gcp", Want: []string{"10.96.0.7"}, Addresses: []string{"10.96.0.7:80", "10.4.1.9:80"}}},
+			{From: aws, Remote: "gcp", Fresh: true, To: gcp, ServiceRequest: reach.ServiceRequest{Addresses: []string{"10.96.9.9:8642"}}},
+			{From: gcp, Remote: "gcp", ServiceRequest: reach.ServiceRequest{Addresses: []string{"10.4.1.9:80"}}},
 		},
 	}
 }
 
 func TestResultsOfPods(t *testing.T) {
-	silent := func(f *probe.Tried) {
-		f.Legs[0].Try, f.Legs[1].Try = reach.Try{Error: "i/o timeout"}, reach.Try{Error: "i/o timeout"}
+	silent := func(f *probe.Results) {
+		f.Connections[0].Try, f.Connections[1].Try = reach.Try{Error: "i/o timeout"}, reach.Try{Error: "i/o timeout"}
 	}
 	for name, tt := range map[string]struct {
-		change  func(p *patient, f *probe.Tried)
+		change  func(p *patient, f *probe.Results)
 		want    string
 		verdict string
 	}{
-		"all is well": {func(*patient, *probe.Tried) {}, "", Well},
-		"masqueraded": {func(_ *patient, f *probe.Tried) { f.Legs[0].Seen = "10.2.1.1" }, "pods-masqueraded", Wrong},
-		"masqueraded in one direction, and dropped in the other": {func(_ *patient, f *probe.Tried) {
+		"all is well": {func(*patient, *probe.Results) {}, "", Well},
+		"masqueraded": {func(_ *patient, f *probe.Results) { f.Connections[0].Seen = "10.2.1.1" }, "pods-masqueraded", Wrong},
+		"masqueraded in one direction, and dropped in the other": {func(_ *patient, f *probe.Results) {
 			silent(f)
-			f.Legs[0].Try = reach.Try{Seen: "10.2.1.1", RTT: 1, MTU: 1420, Carries: 1420}
+			f.Connections[0].Try = reach.Try{Seen: "10.2.1.1", RTT: 1, MTU: 1420, Carries: 1420}
 		}, "pods-masqueraded", Wrong},
-		"dropped": {func(_ *patient, f *probe.Tried) { silent(f) }, "pods-dropped", Wrong},
-		"dropped over IPv4": {func(_ *patient, f *probe.Tried) {
-			six := f.Legs[0]
+		"dropped": {func(_ *patient, f *probe.Results) { silent(f) }, "pods-dropped", Wrong},
+		"dropped over IPv4": {func(_ *patient, f *probe.Results) {
+			six := f.Connections[0]
 			silent(f)
 			six.Address = "fd00:10:4:1::7"
-			f.Legs = append(f.Legs, six)
-			f.Asked[1].Result.Failed = map[string]string{"10.96.9.9:8642": "i/o timeout"}
+			f.Connections = append(f.Connections, six)
+			f.Requests[1].Result.Failed = map[string]string{"10.96.9.9:8642": "i/o timeout"}
 		}, "pods-dropped", Wrong},
-		"dropped in one direction": {func(_ *patient, f *probe.Tried) {
-			f.Legs[1].Try = reach.Try{Error: "i/o timeout"}
+		"dropped in one direction": {func(_ *patient, f *probe.Results) {
+			f.Connections[1].Try = reach.Try{Error: "i/o timeout"}
 		}, "pods-dropped", Wrong},
-		"datagrams are dropped": {func(_ *patient, f *probe.Tried) {
-			f.Legs[0].Try = reach.Try{Datagrams: "no answer to small datagrams"}
+		"datagrams are dropped": {func(_ *patient, f *probe.Results) {
+			f.Connections[0].Try = reach.Try{Datagrams: "no answer to small datagrams"}
 		}, "pods-dropped", Wrong},
-		"full-size packets get lost": {func(_ *patient, f *probe.Tried) { f.Legs[0].Carries = 1300 }, "pods-mtu", Wrong},
-		"the path is down": {func(p *patient, f *probe.Tried) {
+		"full-size packets get lost": {func(_ *patient, f *probe.Results) { f.Connections[0].Carries = 1300 }, "pods-mtu", Wrong},
+		"the path is down": {func(p *patient, f *probe.Results) {
 			silent(f)
 			down(p.path(0, 0), "one_way", 9)
 			down(p.back(0, 0), "no_answer", 9)
 		}, "udp-one-way", Wrong},
-		"the path isn't known": {func(p *patient, f *probe.Tried) {
+		"the path isn't known": {func(p *patient, f *probe.Results) {
 			silent(f)
 			p.path(0, 0).Path.State = "unknown"
 		}, "pods-unreached", Wrong},
-		"a stopped kube-proxy": {func(_ *patient, f *probe.Tried) {
-			f.Asked[1].Result.Failed = map[string]string{"10.96.9.9:8642": "i/o timeout"}
+		"a stopped kube-proxy": {func(_ *patient, f *probe.Results) {
+			f.Requests[1].Result.Failed = map[string]string{"10.96.9.9:8642": "i/o timeout"}
 		}, "cluster-ip-unanswered", Wrong},
-		"a flushed kube-proxy": {func(_ *patient, f *probe.Tried) {
-			f.Asked[0].Result = reach.Asked{Name: "i/o timeout", DNS: "i/o timeout", Failed: map[string]string{"10.96.0.7:80": "i/o timeout"}}
-			f.Asked[1].Result.Failed = map[string]string{"10.96.9.9:8642": "i/o timeout"}
+		"a flushed kube-proxy": {func(_ *patient, f *probe.Results) {
+			f.Requests[0].Result = reach.ServiceResult{Name: "i/o timeout", DNS: "i/o timeout", Failed: map[string]string{"10.96.0.7:80": "i/o timeout"}}
+			f.Requests[1].Result.Failed = map[string]string{"10.96.9.9:8642": "i/o timeout"}
 		}, "cluster-ip-unanswered", Wrong},
-		"DNS doesn't answer": {func(_ *patient, f *probe.Tried) {
-			f.Asked[0].Result = reach.Asked{Name: "i/o timeout", DNS: "i/o timeout"}
+		"DNS doesn't answer": {func(_ *patient, f *probe.Results) {
+			f.Requests[0].Result = reach.ServiceResult{Name: "i/o timeout", DNS: "i/o timeout"}
 		}, "dns-unanswered", Wrong},
-		"a name that doesn't exist":   {func(_ *patient, f *probe.Tried) { f.Asked[0].Result = reach.Asked{Name: "no such host"} }, "name-wrong", Wrong},
-		"a name with another address": {func(_ *patient, f *probe.Tried) { f.Asked[0].Result = reach.Asked{Found: []string{"192.0.2.1"}} }, "name-wrong", Wrong},
-		"a ClusterIP without an endpoint at its port": {func(_ *patient, f *probe.Tried) {
-			f.Asked[0].Addresses = []string{"10.96.0.7:80"}
-			f.Asked[0].Result.Failed = map[string]string{"10.96.0.7:80": "connection refused"}
+		"a name that doesn't exist": {func(_ *patient, f *probe.Results) { f.Requests[0].Result = reach.ServiceResult{Name: "no such host"} }, "name-wrong", Wrong},
+		"a name with another address": {func(_ *patient, f *probe.Results) {
+			f.Requests[0].Result = reach.ServiceResult{Found: []string{"192.0.2.1"}}
+		}, "name-wrong", Wrong},
+		"a ClusterIP without an endpoint at its port": {func(_ *patient, f *probe.Results) {
+			f.Requests[0].Addresses = []string{"10.96.0.7:80"}
+			f.Requests[0].Result.Failed = map[string]string{"10.96.0.7:80": "connection refused"}
 		}, "", Unknown},
-		"a policy that denies": {func(_ *patient, f *probe.Tried) {
-			f.Asked[0].Result.Failed = map[string]string{"10.96.0.7:80": "i/o timeout", "10.4.1.9:80": "i/o timeout"}
+		"a policy that denies": {func(_ *patient, f *probe.Results) {
+			f.Requests[0].Result.Failed = map[string]string{"10.96.0.7:80": "i/o timeout", "10.4.1.9:80": "i/o timeout"}
 		}, "service-denied", Wrong},
-		"a policy that denies everyone": {func(_ *patient, f *probe.Tried) {
-			f.Asked[0].Result.Failed = map[string]string{"10.96.0.7:80": "i/o timeout", "10.4.1.9:80": "i/o timeout"}
-			f.Asked[2].Result.Failed = map[string]string{"10.4.1.9:80": "i/o timeout"}
+		"a policy that denies everyone": {func(_ *patient, f *probe.Results) {
+			f.Requests[0].Result.Failed = map[string]string{"10.96.0.7:80": "i/o timeout", "10.4.1.9:80": "i/o timeout"}
+			f.Requests[2].Result.Failed = map[string]string{"10.4.1.9:80": "i/o timeout"}
 		}, "", Unknown},
-		"a service behind a path that is down": {func(p *patient, f *probe.Tried) {
+		"a service behind a path that is down": {func(p *patient, f *probe.Results) {
 			silent(f)
 			down(p.path(0, 0), "one_way", 9)
 			down(p.back(0, 0), "no_answer", 9)
-			f.Asked[0].Result.Failed = map[string]string{"10.96.0.7:80": "i/o timeout", "10.4.1.9:80": "i/o timeout"}
-			f.Asked[1].Result.Failed = map[string]string{"10.96.9.9:8642": "i/o timeout"}
+			f.Requests[0].Result.Failed = map[string]string{"10.96.0.7:80": "i/o timeout", "10.4.1.9:80": "i/o timeout"}
+			f.Requests[1].Result.Failed = map[string]string{"10.96.9.9:8642": "i/o timeout"}
 		}, "udp-one-way", Wrong},
-		"nothing listens": {func(_ *patient, f *probe.Tried) {
-			f.Asked[0].Result.Failed = map[string]string{"10.96.0.7:80": "connect: connection refused", "10.4.1.9:80": "connect: connection refused"}
-			f.Asked[2].Result.Failed = map[string]string{"10.4.1.9:80": "connect: connection refused"}
+		"nothing listens": {func(_ *patient, f *probe.Results) {
+			f.Requests[0].Result.Failed = map[string]string{"10.96.0.7:80": "connect: connection refused", "10.4.1.9:80": "connect: connection refused"}
+			f.Requests[2].Result.Failed = map[string]string{"10.4.1.9:80": "connect: connection refused"}
 		}, "endpoint-not-listening", Wrong},
-		"the pods aren't admitted": {func(_ *patient, f *probe.Tried) {
-			f.Refused = probe.Refusals{f.Legs[1].From: `pods "x" is forbidden: ValidatingAdmissionPolicy 'no' with binding 'no' denied request: no`}
-			f.Legs[0].Untried, f.Legs[1].Untried = "no pod runs", "no pod runs"
-			f.Asked[1].Untried, f.Asked[1].To = "no temporary Service could be created: no pod of gcp runs", probe.NodeRef{}
-			f.Asked = f.Asked[:2]
+		"the pods aren't admitted": {func(_ *patient, f *probe.Results) {
+			f.Refused = probe.Refusals{f.Connections[1].From: `pods "x" is forbidden: ValidatingAdmissionPolicy 'no' with binding 'no' denied request: no`}
+			f.Connections[0].Skipped, f.Connections[1].Skipped = "no pod runs", "no pod runs"
+			f.Requests[1].Skipped, f.Requests[1].To = "no temporary Service could be created: no pod of gcp runs", probe.NodeRef{}
+			f.Requests = f.Requests[:2]
 		}, "test-pods-refused", Wrong},
-		"the temporary Service isn't admitted": {func(_ *patient, f *probe.Tried) {
+		"the temporary Service isn't admitted": {func(_ *patient, f *probe.Results) {
 			f.Refused = probe.Refusals{{Cluster: "aws"}: `services "x" is forbidden: exceeded quota: q`}
-			f.Asked[1].Untried = "no temporary Service could be created: exceeded quota: q"
+			f.Requests[1].Skipped = "no temporary Service could be created: exceeded quota: q"
 		}, "test-pods-refused", Wrong},
-		"a cluster that doesn't admit pods, and an agent that doesn't answer": {func(p *patient, f *probe.Tried) {
+		"a cluster that doesn't admit pods, and an agent that doesn't answer": {func(p *patient, f *probe.Results) {
 			f.Refused = probe.Refusals{{Cluster: "aws", Node: "aws-1"}: `pods "x" is forbidden: violates PodSecurity "restricted:latest"`}
-			f.Legs[0].Untried, f.Legs[1].Untried, f.Asked = "no pod runs", "no pod runs", nil
+			f.Connections[0].Skipped, f.Connections[1].Skipped, f.Requests = "no pod runs", "no pod runs", nil
 			p.aws.Agents[0].Value, p.aws.Agents[0].Err = nil, "exec: no"
 		}, "test-pods-refused", Wrong},
-		"an administrator who may not create pods": {func(_ *patient, f *probe.Tried) {
-			f.Refused = probe.Refusals{f.Legs[1].From: `pods is forbidden: User "x" cannot create resource "pods"`}
-			f.Legs[0].Untried, f.Legs[1].Untried, f.Asked = "no pod runs", "no pod runs", nil
+		"an administrator who may not create pods": {func(_ *patient, f *probe.Results) {
+			f.Refused = probe.Refusals{f.Connections[1].From: `pods is forbidden: User "x" cannot create resource "pods"`}
+			f.Connections[0].Skipped, f.Connections[1].Skipped, f.Requests = "no pod runs", "no pod runs", nil
 		}, "", Unknown},
-		"services that weren't asked": {func(_ *patient, f *probe.Tried) { f.Asked[0].Untried = "too old" }, "", Unknown},
-		"no temporary Service":        {func(_ *patient, f *probe.Tried) { f.Asked[1].Untried = "forbidden" }, "", Unknown},
-		"no pod runs":                 {func(_ *patient, f *probe.Tried) { f.Legs[0].Try, f.Legs[0].Untried = reach.Try{}, "no pod runs" }, "", Unknown},
-		"there are no pods":           {func(_ *patient, f *probe.Tried) { f.Legs, f.Asked = nil, nil }, "", Unknown},
+		"services that weren't asked": {func(_ *patient, f *probe.Results) { f.Requests[0].Skipped = "too old" }, "", Unknown},
+		"no temporary Service":        {func(_ *patient, f *probe.Results) { f.Requests[1].Skipped = "forbidden" }, "", Unknown},
+		"no pod runs": {func(_ *patient, f *probe.Results) {
+			f.Connections[0].Try, f.Connections[0].Skipped = reach.Try{}, "no pod runs"
+		}, "", Unknown},
+		"there are no pods": {func(_ *patient, f *probe.Results) { f.Connections, f.Requests = nil, nil }, "", Unknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			clusters, tried := inspecttest.Pair(2), tries()

@@ -371,7 +371,7 @@ func apiRules() []Rule {
 // ownFailing finds programs that can't read from the API server of their own cluster, or write
 // to it.
 func ownFailing(f *Facts, found func(Finding)) {
-	for t := range f.trials() {
+	for t := range f.credentialChecks() {
 		if t.Remote == t.Cluster && t.Error != "" {
 			found(Finding{Scope{Cluster: t.Cluster, Node: t.Node}, t.Cluster + ": our programs can't read their own API server", []Evidence{{t.program + ": " + t.Error, t.source}}})
 		}
@@ -414,8 +414,8 @@ func ownFailing(f *Facts, found func(Finding)) {
 }
 
 func tokenExpiring(f *Facts, found func(Finding)) {
-	for t := range f.trials() {
-		if t.cluster.Overdue(&t.Trial) {
+	for t := range f.credentialChecks() {
+		if t.cluster.Overdue(&t.CredentialCheck) {
 			left := t.Expires.Sub(t.cluster.Taken.Add(t.cluster.Clock.Value))
 			found(Finding{t.Scope, fmt.Sprintf("%s to %s: the token on disk isn't renewed", t.Cluster, t.Remote), []Evidence{{fmt.Sprintf("%s: it expires at %s, in %s", t.program, t.Expires.UTC().Format(time.RFC3339), left.Round(time.Second)), t.source}}})
 		}

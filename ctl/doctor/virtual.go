@@ -199,8 +199,8 @@ func translationRule() Rule {
 				}
 				found(Finding{scope, a.Pod.Node + " doesn't translate addresses of its pods", []Evidence{{cmp.Or(t.Error, "its agent reports that the rules aren't installed"), statusOf(a)}}})
 			}
-			for i := range f.legs() {
-				if l := &f.legs()[i]; f.subnetsOf(l.From.Cluster).real(l.Seen) {
+			for i := range f.podConnections() {
+				if l := &f.podConnections()[i]; f.subnetsOf(l.From.Cluster).real(l.Seen) {
 					found(Finding{
 						Scope{Cluster: l.From.Cluster, Node: l.From.Node}, l.From.Node + " doesn't translate addresses of its pods",
 						[]Evidence{{fmt.Sprintf("a pod on %s received packets from the real address %s", l.To.Node, l.Seen), tryAgain(l)}},

@@ -112,10 +112,10 @@ func TestSourcesOfVirtualPods(t *testing.T) {
 		"100.77.0.99": "pods-masqueraded: aws/aws-1 to gcp/gcp-1: packets of pods on aws-1 are masqueraded\n  a pod on gcp-1 received them from 100.77.0.99 instead of the pod's virtual address\n",
 	} {
 		aws, gcp := twins()
-		tried := tries()
-		tried.Asked, tried.Legs[0].Address, tried.Legs[1].Address = nil, "100.78.1.7", "100.77.1.7"
-		tried.Legs[0].Seen = seen
-		if got := findings(t, diagnose(t, []*inspect.Cluster{aws, gcp}, tried, true)); want == "" && !strings.HasPrefix(got, "well") && !strings.HasPrefix(got, "unknown") || want != "" && got != want {
+		results := tries()
+		results.Requests, results.Connections[0].Address, results.Connections[1].Address = nil, "100.78.1.7", "100.77.1.7"
+		results.Connections[0].Seen = seen
+		if got := findings(t, diagnose(t, []*inspect.Cluster{aws, gcp}, results, true)); want == "" && !strings.HasPrefix(got, "well") && !strings.HasPrefix(got, "unknown") || want != "" && got != want {
 			t.Errorf("from %q:\n%sexpected:\n%s", seen, got, want)
 		}
 	}
@@ -136,13 +136,13 @@ func TestOwnPodsAskRealAddresses(t *testing.T) {
 	if got := all[[2]string{"gcp", "gcp"}]; len(got) != 1 || strings.Join(got[0].Addresses, " ") != "10.0.1.9:8080" {
 		t.Errorf("gcp asks %+v", got)
 	}
-	tried := tries()
-	tried.Legs = nil
-	tried.Asked = tried.Asked[:1]
-	tried.Asked[0].Ask = all[[2]string{"gcp", "gcp"}][0]
-	tried.Asked[0].From.Cluster, tried.Asked[0].From.Node = "gcp", "gcp-1"
-	tried.Asked[0].Result.Failed = map[string]string{"10.0.1.9:8080": "connect: connection refused"}
-	f := &Facts{Clusters: []*inspect.Cluster{aws, gcp}, Tried: tried}
+	results := tries()
+	results.Connections = nil
+	results.Requests = results.Requests[:1]
+	results.Requests[0].ServiceRequest = all[[2]string{"gcp", "gcp"}][0]
+	results.Requests[0].From.Cluster, results.Requests[0].From.Node = "gcp", "gcp-1"
+	results.Requests[0].Result.Failed = map[string]string{"10.0.1.9:8080": "connect: connection refused"}
+	f := &Facts{Clusters: []*inspect.Cluster{aws, gcp}, Results: results}
 	if got := f.own(); got["100.78.1.9:8080"] != "connect: connection refused" {
 		t.Errorf("its own pods got %v", got)
 	}

@@ -92,7 +92,7 @@ func toolOf(program string) string {
 // outdated returns an error if a program's credentials for one of the clusters are refused, or
 // aren't those that were handed over.
 func outdated(c *inspect.Cluster, handed map[string][]string, issued map[[2]string]time.Time) error {
-	for t := range c.Trials() {
+	for t := range c.CredentialChecks() {
 		tools, concerned := handed[t.Remote]
 		if !concerned {
 			continue

@@ -15,20 +15,20 @@ type Report struct {
 	Program string
 	// Source is the command that shows the report, Err the error of reading it.
 	Source, Err string
-	Credentials map[string]status.Trial // by cluster
+	Credentials map[string]status.CredentialCheck // by cluster
 }
 
 // Reports returns the reports of all programs of the cluster.
 func (c *Cluster) Reports() []Report {
 	return slices.Concat(
-		reports(WireGuard, c.Agents, func(a *status.Agent) map[string]status.Trial { return a.Credentials }),
-		reports(ServiceMirror, c.Mirrors, func(m *status.Mirror) map[string]status.Trial { return m.Credentials }),
-		reports(NetworkPolicy, c.Policies, func(p *status.Policy) map[string]status.Trial { return p.Credentials }),
-		reports(Relay, c.Relays, func(r *status.Relay) map[string]status.Trial { return r.Credentials }),
+		reports(WireGuard, c.Agents, func(a *status.Agent) map[string]status.CredentialCheck { return a.Credentials }),
+		reports(ServiceMirror, c.Mirrors, func(m *status.Mirror) map[string]status.CredentialCheck { return m.Credentials }),
+		reports(NetworkPolicy, c.Policies, func(p *status.Policy) map[string]status.CredentialCheck { return p.Credentials }),
+		reports(Relay, c.Relays, func(r *status.Relay) map[string]status.CredentialCheck { return r.Credentials }),
 	)
 }
 
-func reports[R any](program string, of []Reported[R], credentials func(*R) map[string]status.Trial) []Report {
+func reports[R any](program string, of []Reported[R], credentials func(*R) map[string]status.CredentialCheck) []Report {
 	all := make([]Report, len(of))
 	for i := range of {
 		all[i] = Report{Pod: of[i].Pod, Program: program, Source: of[i].Source, Err: of[i].Err}
@@ -39,25 +39,25 @@ func reports[R any](program string, of []Reported[R], credentials func(*R) map[s
 	return all
 }
 
-// Trial is the result of a program's request to a cluster, its own or a remote, with the
+// CredentialCheck is the result of a program's request to a cluster, its own or a remote, with the
 // credentials on disk.
-type Trial struct {
-	status.Trial
+type CredentialCheck struct {
+	status.CredentialCheck
 	Program, Remote string
 	Node            string // of an agent
 	Source          string // shows the program's report
 }
 
-// Trials iterates over the results in the reports of all programs of the cluster.
-func (c *Cluster) Trials() iter.Seq[Trial] {
-	return func(yield func(Trial) bool) {
+// CredentialChecks iterates over the results in the reports of all programs of the cluster.
+func (c *Cluster) CredentialChecks() iter.Seq[CredentialCheck] {
+	return func(yield func(CredentialCheck) bool) {
 		for _, r := range c.Reports() {
-			t := Trial{Program: r.Program, Source: r.Source}
+			t := CredentialCheck{Program: r.Program, Source: r.Source}
 			if r.Program == WireGuard {
 				t.Node, t.Source = r.Pod.Node, strings.TrimSuffix(r.Source, " -o json")
 			}
 			for _, t.Remote = range slices.Sorted(maps.Keys(r.Credentials)) {
-				if t.Trial = r.Credentials[t.Remote]; !yield(t) {
+				if t.CredentialCheck = r.Credentials[t.Remote]; !yield(t) {
 					return
 				}
 			}
@@ -66,6 +66,6 @@ func (c *Cluster) Trials() iter.Seq[Trial] {
 }
 
 // Overdue reports whether a token should have been renewed, by the cluster's clock.
-func (c *Cluster) Overdue(t *status.Trial) bool {
+func (c *Cluster) Overdue(t *status.CredentialCheck) bool {
 	return c.Clock.Known() && t.Overdue(c.Taken.Add(c.Clock.Value))
 }

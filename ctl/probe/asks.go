@@ -20,20 +20,20 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
-// Asked is the result of asking a service from a pod.
-type Asked struct {
+// ServiceTest is a request of a pod to a service, and its result.
+type ServiceTest struct {
 	From NodeRef
 	// Remote is the cluster of the service's endpoints; From.Cluster in a test of a
 	// cluster's own pods by others of its pods.
 	Remote string
-	reach.Ask
+	reach.ServiceRequest
 	// Fresh is whether the service is a temporary one, with the pod on To as its only
 	// endpoint.
 	Fresh  bool
 	To     NodeRef
-	Result reach.Asked
-	// Untried is the reason for a missing result, or empty.
-	Untried string
+	Result reach.ServiceResult
+	// Skipped is the reason for a missing result, or empty.
+	Skipped string
 }
 
 // fresh is a temporary Service in one cluster, whose endpoint is a pod of another one: its
@@ -136,11 +136,11 @@ func sweepServices(ctx context.Context, c *cli.Cluster) error {
 
 // window returns the services that the pod with this number asks: all, or a part of them that
 // differs between pods.
-func window(all []reach.Ask, number int) []reach.Ask {
+func window(all []reach.ServiceRequest, number int) []reach.ServiceRequest {
 	if len(all) <= reach.MaxAsks-1 { // one is for a fresh Service
 		return all
 	}
-	var some []reach.Ask
+	var some []reach.ServiceRequest
 	for i := range reach.MaxAsks - 1 {
 		some = append(some, all[(number*(reach.MaxAsks-1)+i)%len(all)])
 	}
@@ -150,40 +150,40 @@ func window(all []reach.Ask, number int) []reach.Ask {
 // plan adds the services to ask to an asker's request.
 func (a *asker) plan(plan *Plan, fresh []fresh, number int) {
 	for _, service := range window(plan.Asks[[2]string{a.from.Cluster, a.remote}], number) {
-		a.asked = append(a.asked, Asked{From: a.from.NodeRef, Remote: a.remote, Ask: service})
+		a.requests = append(a.requests, ServiceTest{From: a.from.NodeRef, Remote: a.remote, ServiceRequest: service})
 	}
 	for _, f := range fresh {
 		if f.from != a.from.Cluster || f.remote != a.remote {
 			continue
 		}
-		one := Asked{From: a.from.NodeRef, Remote: a.remote, Fresh: true, To: f.to}
+		one := ServiceTest{From: a.from.NodeRef, Remote: a.remote, Fresh: true, To: f.to}
 		if f.err != nil {
-			one.Untried = "no temporary Service could be created: " + f.err.Error()
-			a.unasked = append(a.unasked, one)
+			one.Skipped = "no temporary Service could be created: " + f.err.Error()
+			a.skipped = append(a.skipped, one)
 			continue
 		}
-		one.Ask = reach.Ask{Addresses: []string{f.address}, HTTP: true}
-		a.asked = append(a.asked, one)
+		one.ServiceRequest = reach.ServiceRequest{Addresses: []string{f.address}, HTTP: true}
+		a.requests = append(a.requests, one)
 	}
-	for i := range a.asked {
-		a.request.Asks = append(a.request.Asks, a.asked[i].Ask)
+	for i := range a.requests {
+		a.request.Asks = append(a.request.Asks, a.requests[i].ServiceRequest)
 	}
 }
 
-// collectAsked adds the results of asking services.
-func (a *asker) collectAsked(tried *Tried) {
-	for i := range a.asked {
-		one := &a.asked[i]
+// collectRequests adds the results of asking services.
+func (a *asker) collectRequests(results *Results) {
+	for i := range a.requests {
+		one := &a.requests[i]
 		switch {
 		case a.result == nil:
-			one.Untried = fmt.Sprintf("the pod on %s failed: %v", a.from.NodeRef, a.err)
-		case len(a.result.Asked) != len(a.asked):
-			one.Untried = "the image " + a.from.image + " is too old for this test; set another one with --image"
+			one.Skipped = fmt.Sprintf("the pod on %s failed: %v", a.from.NodeRef, a.err)
+		case len(a.result.Services) != len(a.requests):
+			one.Skipped = "the image " + a.from.image + " is too old for this test; set another one with --image"
 		default:
-			one.Result = a.result.Asked[i]
+			one.Result = a.result.Services[i]
 		}
 	}
-	tried.Asked = append(append(tried.Asked, a.asked...), a.unasked...)
+	results.Requests = append(append(results.Requests, a.requests...), a.skipped...)
 }
 
 // controls returns askers that test endpoints of each cluster from one of its own pods.

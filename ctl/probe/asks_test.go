@@ -67,7 +67,7 @@ func TestRefusals(t *testing.T) {
 	for _, c := range clusters {
 		all = append(all, &inspect.Facts{Name: c.Name, Nodes: []inspect.Node{{Name: c.Name + "-1", Ready: "True"}}, Installed: inspect.Installed{Image: "ours"}})
 	}
-	tried, err := Mesh(t.Context(), clusters, all, Plan{Nodes: 1, Fresh: true, Asks: map[[2]string][]reach.Ask{}})
+	tried, err := Mesh(t.Context(), clusters, all, Plan{Nodes: 1, Fresh: true, Asks: map[[2]string][]reach.ServiceRequest{}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -37,17 +37,17 @@ type Guard struct {
 type Guarded struct {
 	From NodeRef
 	To   string
-	// Untried is the reason for a missing result, or empty.
-	Untried string
+	// Skipped is the reason for a missing result, or empty.
+	Skipped string
 	// Set is why the labelled pod's address was in no network set, Unlisted why the network
 	// sets couldn't be read; both empty: it was in one.
 	Set, Unlisted string
-	Legs          []GuardedLeg
+	Connections   []GuardedConnection
 }
 
-// GuardedLeg is the result for one guarded pod, which unlabelled pods have reached without
+// GuardedConnection is the result for one guarded pod, which unlabelled pods have reached without
 // the policy.
-type GuardedLeg struct {
+type GuardedConnection struct {
 	To      NodeRef
 	Address string
 	// Unlabelled is the result of a pod without the label of the set, Labelled of one with it.
@@ -158,7 +158,7 @@ func (g *Guard) remove(ctx context.Context, c *cli.Cluster) error {
 }
 
 // guard guards the pods of all clusters at the same time, and tests them again.
-func guard(ctx context.Context, clusters []*cli.Cluster, servers []server, plan *Plan, id string, reached []Leg) ([]Guarded, error) {
+func guard(ctx context.Context, clusters []*cli.Cluster, servers []server, plan *Plan, id string, reached []Connection) ([]Guarded, error) {
 	images, of := map[string]string{}, map[string][]server{}
 	settings := map[string]inspect.Settings{}
 	for i := range servers {
@@ -200,17 +200,17 @@ type guarding struct {
 
 // try guards the pods that were reached before, and tests them from labelled and unlabelled
 // pods of the other clusters. The error is that of the cleanup.
-func (g *guarding) try(ctx context.Context, reached []Leg) (all []Guarded, err error) {
+func (g *guarding) try(ctx context.Context, reached []Connection) (all []Guarded, err error) {
 	all = make([]Guarded, len(g.from))
 	for i, c := range g.from {
 		all[i] = guarded(c.Name, g.to.Name, reached)
 	}
-	if !slices.ContainsFunc(all, func(g Guarded) bool { return g.Untried == "" }) {
+	if !slices.ContainsFunc(all, func(g Guarded) bool { return g.Skipped == "" }) {
 		return all, nil
 	}
 	fail := func(what error) []Guarded {
 		for i := range all {
-			all[i].Untried = what.Error()
+			all[i].Skipped = what.Error()
 		}
 		return all
 	}
@@ -227,14 +227,14 @@ func (g *guarding) try(ctx context.Context, reached []Leg) (all []Guarded, err e
 	}
 	var group sync.WaitGroup
 	for i, c := range g.from {
-		if all[i].Untried == "" {
+		if all[i].Skipped == "" {
 			group.Go(func() { g.ask(ctx, c, &all[i]) })
 		}
 	}
 	group.Wait()
 	for i := range all {
-		if why := g.ended(ctx, all[i].Legs); all[i].Untried == "" && why != nil {
-			all[i].Untried = why.Error()
+		if why := g.ended(ctx, all[i].Connections); all[i].Skipped == "" && why != nil {
+			all[i].Skipped = why.Error()
 		}
 	}
 	return all, nil
@@ -242,12 +242,12 @@ func (g *guarding) try(ctx context.Context, reached []Leg) (all []Guarded, err e
 
 // ended returns an error unless the tested pods still run: that a terminated pod doesn't
 // answer proves nothing about policies.
-func (g *guarding) ended(ctx context.Context, legs []GuardedLeg) error {
+func (g *guarding) ended(ctx context.Context, connections []GuardedConnection) error {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	for i := range g.servers {
 		s := &g.servers[i]
-		if !slices.ContainsFunc(legs, func(l GuardedLeg) bool { return l.To == s.NodeRef }) {
+		if !slices.ContainsFunc(connections, func(l GuardedConnection) bool { return l.To == s.NodeRef }) {
 			continue
 		}
 		pod, err := g.to.Client.CoreV1().Pods(Namespace).Get(ctx, s.pod, metav1.GetOptions{})
@@ -261,18 +261,18 @@ func (g *guarding) ended(ctx context.Context, legs []GuardedLeg) error {
 	return nil
 }
 
-// guarded returns the legs to test: those of the node whose pod has reached the most pods
+// guarded returns the connections to test: those of the node whose pod has reached the most pods
 // without the policy.
-func guarded(from, to string, reached []Leg) Guarded {
-	g := Guarded{From: NodeRef{Cluster: from}, To: to, Untried: "none of its pods got a response without a policy"}
-	by := map[NodeRef][]GuardedLeg{}
+func guarded(from, to string, reached []Connection) Guarded {
+	g := Guarded{From: NodeRef{Cluster: from}, To: to, Skipped: "none of its pods got a response without a policy"}
+	by := map[NodeRef][]GuardedConnection{}
 	for _, l := range reached {
-		if l.From.Cluster != from || l.To.Cluster != to || l.Untried != "" || l.Error != "" {
+		if l.From.Cluster != from || l.To.Cluster != to || l.Skipped != "" || l.Error != "" {
 			continue
 		}
-		by[l.From] = append(by[l.From], GuardedLeg{To: l.To, Address: l.Address})
-		if len(by[l.From]) > len(g.Legs) {
-			g.From, g.Legs, g.Untried = l.From, by[l.From], ""
+		by[l.From] = append(by[l.From], GuardedConnection{To: l.To, Address: l.Address})
+		if len(by[l.From]) > len(g.Connections) {
+			g.From, g.Connections, g.Skipped = l.From, by[l.From], ""
 		}
 	}
 	return g
@@ -282,20 +282,20 @@ func guarded(from, to string, reached []Leg) Guarded {
 // from a labelled one: before the policy is enforced, a response to it proves nothing.
 func (g *guarding) ask(ctx context.Context, c *cli.Cluster, found *Guarded) {
 	request := reach.Request{Secret: g.secret, Map: g.settings[c.Name].SubnetMap(), Patience: deniedAfter}
-	for _, l := range found.Legs {
+	for _, l := range found.Connections {
 		request.Try = append(request.Try, l.Address)
 	}
 	for made := time.Now(); ; {
 		pod := OnNode(g.images[c.Name], found.From.Node, request)
 		result, err := askOne(ctx, c, pod)
 		if result, err = complete(pod, &request, result, err); err != nil {
-			found.Untried = "the pod without the label failed: " + err.Error()
+			found.Skipped = "the pod without the label failed: " + err.Error()
 			return
 		}
-		for i := range found.Legs {
-			found.Legs[i].Unlabelled = result.Tried[i]
+		for i := range found.Connections {
+			found.Connections[i].Unlabelled = result.Connections[i]
 		}
-		if !slices.ContainsFunc(result.Tried, func(t reach.Try) bool { return t.Error == "" }) || time.Since(made) > enforcedWithin {
+		if !slices.ContainsFunc(result.Connections, func(t reach.Try) bool { return t.Error == "" }) || time.Since(made) > enforcedWithin {
 			break
 		}
 	}
@@ -313,14 +313,14 @@ func (g *guarding) ask(ctx context.Context, c *cli.Cluster, found *Guarded) {
 		result, err = await(ctx, c, pod)
 		result, err = complete(pod, &request, result, err)
 	}
-	for i := range found.Legs {
+	for i := range found.Connections {
 		switch {
 		case found.Set != "":
-			found.Legs[i].Unknown = "its address is in no network set"
+			found.Connections[i].Unknown = "its address is in no network set"
 		case err != nil:
-			found.Legs[i].Unknown = "the pod with the label failed: " + err.Error()
+			found.Connections[i].Unknown = "the pod with the label failed: " + err.Error()
 		default:
-			found.Legs[i].Labelled = result.Tried[i]
+			found.Connections[i].Labelled = result.Connections[i]
 		}
 	}
 }

@@ -61,16 +61,16 @@ func TestGuardedAreThoseThatWereReached(t *testing.T) {
 	one, two := NodeRef{"aws", "aws-1"}, NodeRef{"aws", "aws-2"}
 	gcp1, gcp2 := NodeRef{"gcp", "gcp-1"}, NodeRef{"gcp", "gcp-2"}
 	failed := reach.Try{Error: "i/o timeout"}
-	reached := []Leg{
+	reached := []Connection{
 		{From: one, To: gcp1, Address: "10.4.1.7"}, {From: one, To: gcp2, Address: "10.4.2.7", Try: failed},
 		{From: two, To: gcp1, Address: "10.4.1.7"}, {From: two, To: gcp2, Address: "10.4.2.7"},
-		{From: two, To: NodeRef{"merit", "merit-1"}, Address: "10.6.1.7"}, {From: two, To: gcp2, Untried: "no pod"},
+		{From: two, To: NodeRef{"merit", "merit-1"}, Address: "10.6.1.7"}, {From: two, To: gcp2, Skipped: "no pod"},
 	}
-	want := Guarded{From: two, To: "gcp", Legs: []GuardedLeg{{To: gcp1, Address: "10.4.1.7"}, {To: gcp2, Address: "10.4.2.7"}}}
+	want := Guarded{From: two, To: "gcp", Connections: []GuardedConnection{{To: gcp1, Address: "10.4.1.7"}, {To: gcp2, Address: "10.4.2.7"}}}
 	if diff := cmp.Diff(want, guarded("aws", "gcp", reached)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if g := guarded("gcp", "aws", reached); g.Untried == "" || len(g.Legs) > 0 {
+	if g := guarded("gcp", "aws", reached); g.Skipped == "" || len(g.Connections) > 0 {
 		t.Errorf("no pod was reached, and it is %+v", g)
 	}
 }
@@ -102,7 +102,7 @@ func TestSetsContain(t *testing.T) {
 type lab struct {
 	aws, gcp *cli.Cluster
 	guarding
-	reached []Leg
+	reached []Connection
 }
 
 func newLab(t *testing.T) *lab {
@@ -125,7 +125,7 @@ func newLab(t *testing.T) *lab {
 		Guard: &Guard{API: api, Domain: "policy.example.org", Remotes: []string{"aws"}}, id: "abc", to: l.gcp, from: []*cli.Cluster{l.aws},
 		servers: []server{{NodeRef: gcp, pod: serves.Name}}, images: map[string]string{"aws": "ours"},
 	}
-	l.reached = []Leg{{From: aws, To: gcp, Address: address}}
+	l.reached = []Connection{{From: aws, To: gcp, Address: address}}
 	l.clientOf(l.aws).PrependReactor("create", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		pod := a.(clienttesting.CreateAction).GetObject().(*corev1.Pod)
 		name, labelled := pod.Labels[l.Domain+"/name"]
@@ -134,9 +134,9 @@ func newLab(t *testing.T) *lab {
 		if err := json.Unmarshal([]byte(pod.Spec.Containers[0].Command[2]), &request); err != nil {
 			return true, nil, err
 		}
-		result := reach.Result{Tried: make([]reach.Try, len(request.Try))}
+		result := reach.Result{Connections: make([]reach.Try, len(request.Try))}
 		if !labelled {
-			result.Tried[0].Error = "i/o timeout"
+			result.Connections[0].Error = "i/o timeout"
 		} else {
 			set := &unstructured.Unstructured{Object: map[string]any{
 				"apiVersion": api.String(), "kind": "GlobalNetworkSet", "metadata": map[string]any{"name": name},
@@ -175,14 +175,14 @@ func TestGuarding(t *testing.T) {
 		change func(*lab)
 		want   Guarded // without From and To
 	}{
-		"all is well": {func(*lab) {}, Guarded{Legs: []GuardedLeg{{Unlabelled: denied}}}},
+		"all is well": {func(*lab) {}, Guarded{Connections: []GuardedConnection{{Unlabelled: denied}}}},
 		"sets without the address": {func(l *lab) {
 			l.dynamic().PrependReactor("list", "globalnetworksets", func(clienttesting.Action) (bool, runtime.Object, error) {
 				return true, &unstructured.UnstructuredList{}, nil
 			})
-		}, Guarded{Set: "not within 15s", Legs: []GuardedLeg{{Unlabelled: denied, Unknown: "its address is in no network set"}}}},
+		}, Guarded{Set: "not within 15s", Connections: []GuardedConnection{{Unlabelled: denied, Unknown: "its address is in no network set"}}}},
 		"sets that can't be read": {func(l *lab) { l.dynamic().PrependReactor("list", "globalnetworksets", fails(always)) },
-			Guarded{Unlisted: unread, Legs: []GuardedLeg{{Unlabelled: denied, Unknown: "the pod with the label failed: " + unread}}}},
+			Guarded{Unlisted: unread, Connections: []GuardedConnection{{Unlabelled: denied, Unknown: "the pod with the label failed: " + unread}}}},
 		"sets that can no longer be read": {func(l *lab) {
 			read := 0
 			l.dynamic().PrependReactor("list", "globalnetworksets", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -191,26 +191,26 @@ func TestGuarding(t *testing.T) {
 				}
 				return true, &unstructured.UnstructuredList{}, nil
 			})
-		}, Guarded{Unlisted: unread, Legs: []GuardedLeg{{Unlabelled: denied, Unknown: "the pod with the label failed: " + unread}}}},
+		}, Guarded{Unlisted: unread, Connections: []GuardedConnection{{Unlabelled: denied, Unknown: "the pod with the label failed: " + unread}}}},
 		"no pod with the label": {func(l *lab) {
 			l.clientOf(l.aws).PrependReactor("create", "pods", fails(func(a clienttesting.Action) bool {
 				return a.(clienttesting.CreateAction).GetObject().(*corev1.Pod).Labels[l.Domain+"/name"] != ""
 			}))
-		}, Guarded{Unlisted: away.Error(), Legs: []GuardedLeg{{Unlabelled: denied, Unknown: "the pod with the label failed: connection refused"}}}},
+		}, Guarded{Unlisted: away.Error(), Connections: []GuardedConnection{{Unlabelled: denied, Unknown: "the pod with the label failed: connection refused"}}}},
 		"no pod without the label": {func(l *lab) { l.clientOf(l.aws).PrependReactor("create", "pods", fails(always)) },
-			Guarded{Untried: "the pod without the label failed: connection refused", Legs: []GuardedLeg{{}}}},
+			Guarded{Skipped: "the pod without the label failed: connection refused", Connections: []GuardedConnection{{}}}},
 		"the guarded pod has ended": {func(l *lab) {
 			l.clientOf(l.gcp).PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 				return true, &corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodSucceeded, PodIPs: []corev1.PodIP{{IP: "10.4.1.7"}}}}, nil
 			})
-		}, Guarded{Untried: "the tested pod on gcp/gcp-1 has ended meanwhile", Legs: []GuardedLeg{{Unlabelled: denied}}}},
+		}, Guarded{Skipped: "the tested pod on gcp/gcp-1 has ended meanwhile", Connections: []GuardedConnection{{Unlabelled: denied}}}},
 		"the guarded pod was deleted": {func(l *lab) {
 			if err := l.clientOf(l.gcp).Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), Namespace, "serves"); err != nil {
 				t.Fatal(err)
 			}
-		}, Guarded{Untried: "the tested pod on gcp/gcp-1 has ended meanwhile", Legs: []GuardedLeg{{Unlabelled: denied}}}},
+		}, Guarded{Skipped: "the tested pod on gcp/gcp-1 has ended meanwhile", Connections: []GuardedConnection{{Unlabelled: denied}}}},
 		"the guarded pod can't be read": {func(l *lab) { l.clientOf(l.gcp).PrependReactor("get", "pods", fails(always)) },
-			Guarded{Untried: "check whether the tested pod on gcp/gcp-1 still runs: connection refused", Legs: []GuardedLeg{{Unlabelled: denied}}}},
+			Guarded{Skipped: "check whether the tested pod on gcp/gcp-1 still runs: connection refused", Connections: []GuardedConnection{{Unlabelled: denied}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -221,7 +221,7 @@ func TestGuarding(t *testing.T) {
 					t.Fatalf("%v, %v", got, err)
 				}
 				c.want.From, c.want.To = l.reached[0].From, "gcp"
-				c.want.Legs[0].To, c.want.Legs[0].Address = l.reached[0].To, l.reached[0].Address
+				c.want.Connections[0].To, c.want.Connections[0].Address = l.reached[0].To, l.reached[0].Address
 				if diff := cmp.Diff(c.want, got[0]); diff != "" {
 					t.Errorf("(-want +got):\n%s", diff)
 				}

@@ -38,13 +38,13 @@ type NodeRef struct {
 
 func (p NodeRef) String() string { return p.Cluster + "/" + p.Node }
 
-// Leg is the connection from a pod to an address of a pod of another cluster.
-type Leg struct {
+// Connection is the connection from a pod to an address of a pod of another cluster.
+type Connection struct {
 	From, To NodeRef
 	Address  string
 	reach.Try
-	// Untried is the reason for a missing result, or empty.
-	Untried string
+	// Skipped is the reason for a missing result, or empty.
+	Skipped string
 }
 
 // Name is a DNS name that was resolved in a pod.
@@ -53,8 +53,8 @@ type Name struct {
 	Remote string
 	Name   string
 	Found  reach.Name
-	// Untried is the reason for a missing result, or empty.
-	Untried string
+	// Skipped is the reason for a missing result, or empty.
+	Skipped string
 }
 
 // Stream is the throughput from one pod to another one.
@@ -63,13 +63,13 @@ type Stream struct {
 	reach.Stream
 }
 
-// Tried is the results of all pods.
-type Tried struct {
-	Legs    []Leg
-	Names   []Name
-	Streams []Stream
-	Guarded []Guarded
-	Asked   []Asked
+// Results are the results of all pods.
+type Results struct {
+	Connections []Connection
+	Names       []Name
+	Streams     []Stream
+	Guarded     []Guarded
+	Requests    []ServiceTest
 	// Refused are the errors with which API servers have refused temporary objects.
 	Refused Refusals
 }
@@ -102,7 +102,7 @@ type Plan struct {
 	Names map[[2]string][]string
 	// Asks are the services to ask, by cluster and remote; of a cluster and itself: endpoints
 	// that its own pods ask. Fresh adds a temporary Service for each pair of clusters.
-	Asks  map[[2]string][]reach.Ask
+	Asks  map[[2]string][]reach.ServiceRequest
 	Fresh bool
 	// Guards are the network policies to test, by cluster.
 	Guards map[string]*Guard
@@ -148,7 +148,7 @@ type server struct {
 // Mesh tests connections between pods on several nodes of each cluster and those of the
 // other clusters. It deletes its pods, also when ctx is done; the error is that of the
 // cleanup.
-func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, plan Plan) (tried *Tried, err error) {
+func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, plan Plan) (results *Results, err error) {
 	if err := Sweep(ctx, clusters); err != nil {
 		return nil, err
 	}
@@ -190,16 +190,16 @@ func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, pl
 		group.Go(func() { a.ask(ctx, clusters[a.from.cluster]) })
 	}
 	group.Wait()
-	tried = &Tried{}
+	results = &Results{}
 	for i := range temporary {
-		tried.Refused.add(NodeRef{Cluster: temporary[i].from}, temporary[i].err)
+		results.Refused.add(NodeRef{Cluster: temporary[i].from}, temporary[i].err)
 	}
 	for _, a := range askers {
-		a.collect(tried)
+		a.collect(results)
 	}
 	// Last, as the policy would deny the other tests.
-	tried.Guarded, err = guard(ctx, clusters, servers, &plan, id, tried.Legs)
-	return tried, err
+	results.Guarded, err = guard(ctx, clusters, servers, &plan, id, results.Connections)
+	return results, err
 }
 
 func serve(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, plan *Plan, id string) []server {
@@ -281,49 +281,49 @@ func Meets(a, b *corev1.Pod) bool {
 
 // asker is a pod that tests the pods of one remote.
 type asker struct {
-	from    *server
-	remote  string
-	request reach.Request
-	legs    []Leg   // begin with those of the request, in its order
-	asked   []Asked // in the order of the request
-	unasked []Asked
-	result  *reach.Result
-	err     error
+	from        *server
+	remote      string
+	request     reach.Request
+	connections []Connection  // begin with those of the request, in its order
+	requests    []ServiceTest // in the order of the request
+	skipped     []ServiceTest
+	result      *reach.Result
+	err         error
 }
 
 // newAsker returns an asker on the node of a server. It tests each address of each pod of
 // the remote, if the server has an address of the same family.
 func newAsker(from *server, remote string, servers []server, plan *Plan, settings inspect.Settings) *asker {
 	a := &asker{from: from, remote: remote, request: reach.Request{Secret: plan.secret, Map: settings.SubnetMap()}}
-	var without []Leg
+	var without []Connection
 	for i := range servers {
 		to := &servers[i]
 		if to.Cluster != remote {
 			continue
 		}
-		leg := Leg{From: from.NodeRef, To: to.NodeRef}
+		connection := Connection{From: from.NodeRef, To: to.NodeRef}
 		shared := false
 		taken := Taken(to.addresses, settings, remote)
 		for _, address := range taken {
 			if has(from.addresses, address) {
-				shared, leg.Address = true, address
-				a.request.Try, a.legs = append(a.request.Try, address), append(a.legs, leg)
+				shared, connection.Address = true, address
+				a.request.Try, a.connections = append(a.request.Try, address), append(a.connections, connection)
 			}
 		}
 		if !shared {
-			leg.Address, leg.Untried = "", "their pods have no common address family"
+			connection.Address, connection.Skipped = "", "their pods have no common address family"
 			if len(taken) < len(to.addresses) {
-				leg.Untried = fmt.Sprintf("the address %s of its pod is outside the pod subnets of %s in the settings of %s", strings.Join(to.addresses, " and "), remote, from.Cluster)
+				connection.Skipped = fmt.Sprintf("the address %s of its pod is outside the pod subnets of %s in the settings of %s", strings.Join(to.addresses, " and "), remote, from.Cluster)
 			}
 			for _, s := range []*server{from, to} {
 				if s.err != nil {
-					leg.Untried = fmt.Sprintf("no pod runs on %s: %v", s.NodeRef, s.err)
+					connection.Skipped = fmt.Sprintf("no pod runs on %s: %v", s.NodeRef, s.err)
 				}
 			}
-			without = append(without, leg)
+			without = append(without, connection)
 		}
 	}
-	a.legs = append(a.legs, without...)
+	a.connections = append(a.connections, without...)
 	a.request.Names = plan.Names[[2]string{from.Cluster, remote}]
 	return a
 }
@@ -351,7 +351,7 @@ func (a *asker) ask(ctx context.Context, c *cli.Cluster) {
 
 // complete returns a pod's result, or an error if it lacks part of the request.
 func complete(pod *corev1.Pod, request *reach.Request, result *reach.Result, err error) (*reach.Result, error) {
-	if err == nil && (len(result.Tried) != len(request.Try) || len(result.Named) != len(request.Names)) {
+	if err == nil && (len(result.Connections) != len(request.Try) || len(result.Named) != len(request.Names)) {
 		err = fmt.Errorf("the image %s is too old for this test; set another one with --image", pod.Spec.Containers[0].Image)
 	}
 	if err != nil {
@@ -361,30 +361,30 @@ func complete(pod *corev1.Pod, request *reach.Request, result *reach.Result, err
 }
 
 // collect adds the pod's results.
-func (a *asker) collect(tried *Tried) {
-	tried.Refused.add(a.from.NodeRef, a.err)
-	for i := range a.legs {
-		leg := &a.legs[i]
+func (a *asker) collect(results *Results) {
+	results.Refused.add(a.from.NodeRef, a.err)
+	for i := range a.connections {
+		connection := &a.connections[i]
 		switch {
-		case leg.Untried != "":
+		case connection.Skipped != "":
 		case a.result != nil:
-			leg.Try = a.result.Tried[i]
+			connection.Try = a.result.Connections[i]
 		default:
-			leg.Untried = fmt.Sprintf("the pod on %s failed: %v", a.from.NodeRef, a.err)
+			connection.Skipped = fmt.Sprintf("the pod on %s failed: %v", a.from.NodeRef, a.err)
 		}
 	}
-	tried.Legs = append(tried.Legs, a.legs...)
-	a.collectAsked(tried)
+	results.Connections = append(results.Connections, a.connections...)
+	a.collectRequests(results)
 	for i, name := range a.request.Names {
 		n := Name{From: a.from.NodeRef, Remote: a.remote, Name: name}
 		if a.result != nil {
 			n.Found = a.result.Named[i]
 		} else {
-			n.Untried = a.err.Error()
+			n.Skipped = a.err.Error()
 		}
-		tried.Names = append(tried.Names, n)
+		results.Names = append(results.Names, n)
 	}
 	if a.request.Stream != "" && a.result != nil && a.result.Streamed != nil {
-		tried.Streams = append(tried.Streams, Stream{a.from.NodeRef, a.legs[0].To, *a.result.Streamed})
+		results.Streams = append(results.Streams, Stream{a.from.NodeRef, a.connections[0].To, *a.result.Streamed})
 	}
 }

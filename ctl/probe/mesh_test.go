@@ -29,16 +29,16 @@ func TestAsker(t *testing.T) {
 	if diff := cmp.Diff(reach.Request{Try: []string{"10.4.1.7", "fd00:4::7", "10.4.2.7"}, Names: []string{"web"}}, a.request); diff != "" {
 		t.Errorf("request (-want +got):\n%s", diff)
 	}
-	a.result = &reach.Result{Tried: []reach.Try{{RTT: 1}, {RTT: 2}, {Error: "no"}}, Named: []reach.Name{{Addresses: []string{"10.96.0.7"}}}}
-	var got Tried
+	a.result = &reach.Result{Connections: []reach.Try{{RTT: 1}, {RTT: 2}, {Error: "no"}}, Named: []reach.Name{{Addresses: []string{"10.96.0.7"}}}}
+	var got Results
 	a.collect(&got)
 	aws, gcp := servers[0].NodeRef, "gcp"
-	want := Tried{
-		Legs: []Leg{
+	want := Results{
+		Connections: []Connection{
 			{From: aws, To: NodeRef{gcp, "gcp-1"}, Address: "10.4.1.7", Try: reach.Try{RTT: 1}},
 			{From: aws, To: NodeRef{gcp, "gcp-1"}, Address: "fd00:4::7", Try: reach.Try{RTT: 2}},
 			{From: aws, To: NodeRef{gcp, "gcp-2"}, Address: "10.4.2.7", Try: reach.Try{Error: "no"}},
-			{From: aws, To: NodeRef{gcp, "gcp-3"}, Untried: "no pod runs on gcp/gcp-3: no image"},
+			{From: aws, To: NodeRef{gcp, "gcp-3"}, Skipped: "no pod runs on gcp/gcp-3: no image"},
 		},
 		Names: []Name{{From: aws, Remote: gcp, Name: "web", Found: reach.Name{Addresses: []string{"10.96.0.7"}}}},
 	}
@@ -52,11 +52,11 @@ func TestAskerWithoutResult(t *testing.T) {
 	servers := []server{place("aws", "aws-1", "10.2.1.7"), place("gcp", "gcp-1", "10.4.1.7"), place("gcp", "gcp-2", "fd00:4::7")}
 	a := newAsker(&servers[0], "gcp", servers, &Plan{}, nil)
 	a.err = errors.New("not within 90s")
-	var got Tried
+	var got Results
 	a.collect(&got)
 	var why []string
-	for _, leg := range got.Legs {
-		why = append(why, leg.To.Node+": "+leg.Untried)
+	for _, connection := range got.Connections {
+		why = append(why, connection.To.Node+": "+connection.Skipped)
 	}
 	if diff := cmp.Diff([]string{"gcp-1: the pod on aws/aws-1 failed: not within 90s", "gcp-2: their pods have no common address family"}, why); diff != "" {
 		t.Errorf("collected (-want +got):\n%s", diff)
@@ -151,7 +151,7 @@ func TestAddressesAreThoseOfPods(t *testing.T) {
 		{NodeRef: NodeRef{"gcp", "g"}, cluster: 1, addresses: []string{"10.66.1.2"}},
 	}
 	a := newAsker(&servers[0], "gcp", servers, &Plan{}, inspect.Settings{"SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16"})
-	if len(a.request.Try) > 0 || len(a.legs) != 1 || !strings.Contains(a.legs[0].Untried, "outside the pod subnets of gcp in the settings of aws") {
-		t.Errorf("it tries %q, and says %+v", a.request.Try, a.legs)
+	if len(a.request.Try) > 0 || len(a.connections) != 1 || !strings.Contains(a.connections[0].Skipped, "outside the pod subnets of gcp in the settings of aws") {
+		t.Errorf("it tries %q, and says %+v", a.request.Try, a.connections)
 	}
 }

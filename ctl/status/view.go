@@ -499,12 +499,12 @@ func (v *View) credentials(c *inspect.Cluster) {
 	var order []fault
 	var line []func(cluster, format string, args ...any)
 	nodes := map[fault][]string{}
-	for t := range c.Trials() {
+	for t := range c.CredentialChecks() {
 		add := v.wrong
 		text := "a request to " + t.Remote + " with the credentials on disk: " + t.Error
 		switch {
 		case t.Error != "":
-		case c.Overdue(&t.Trial):
+		case c.Overdue(&t.CredentialCheck):
 			text = "the token for " + t.Remote + " on disk expires at " + t.Expires.UTC().Format(time.RFC3339) + " and hasn't been renewed"
 		case t.Waiting != nil:
 			add, text = v.unknown, "a request to "+t.Remote+" with the credentials on disk isn't answered yet"

@@ -94,7 +94,7 @@ func TestView(t *testing.T) {
 		},
 		"a token that is refused while its watch goes on": {
 			change: func(aws, _ *inspect.Cluster) {
-				refused := map[string]status.Trial{"gcp": {Error: "get version: Unauthorized"}}
+				refused := map[string]status.CredentialCheck{"gcp": {Error: "get version: Unauthorized"}}
 				aws.Mirrors = []inspect.Reported[status.Mirror]{{}}
 				aws.Mirrors[0].Value = &status.Mirror{Leading: true, Credentials: refused}
 				for i := range aws.Agents {
@@ -109,20 +109,20 @@ func TestView(t *testing.T) {
 		"a program that can't read its own API server": {
 			change: func(aws, _ *inspect.Cluster) {
 				aws.Policies = []inspect.Reported[status.Policy]{{}}
-				aws.Policies[0].Value = &status.Policy{Leading: true, Credentials: map[string]status.Trial{"aws": {Error: "forbidden"}}}
+				aws.Policies[0].Value = &status.Policy{Leading: true, Credentials: map[string]status.CredentialCheck{"aws": {Error: "forbidden"}}}
 			},
 			wrong: []string{"aws: semaphore-policy: a request to aws with the credentials on disk: forbidden"},
 		},
 		"a token that isn't renewed": {
 			change: func(aws, _ *inspect.Cluster) {
 				issued, expires := now.Add(-29*24*time.Hour), now.Add(24*time.Hour)
-				aws.Agents[0].Value.Credentials = map[string]status.Trial{"gcp": {Issued: &issued, Expires: &expires}}
+				aws.Agents[0].Value.Credentials = map[string]status.CredentialCheck{"gcp": {Issued: &issued, Expires: &expires}}
 			},
 			wrong: []string{"aws: semaphore-wireguard on aws-1: the token for gcp on disk expires at 2026-01-03T03:04:05Z and hasn't been renewed"},
 		},
 		"a request that isn't answered": {
 			change: func(aws, _ *inspect.Cluster) {
-				aws.Agents[0].Value.Credentials = map[string]status.Trial{"gcp": {Waiting: &now}}
+				aws.Agents[0].Value.Credentials = map[string]status.CredentialCheck{"gcp": {Waiting: &now}}
 			},
 			unknown: []string{"aws: semaphore-wireguard on aws-1: a request to gcp with the credentials on disk isn't answered yet"},
 		},

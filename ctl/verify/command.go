@@ -204,7 +204,7 @@ func (r *Report) print(to io.Writer, output string) error {
 	_, err := fmt.Fprintln(w, "FROM\tTO\tWHAT\tEXPECTED\tFOUND\t")
 	for i := range r.Rows {
 		row := &r.Rows[i]
-		mark := map[State]string{Right: "✓", Wrong: "✗ wrong: ", Unknown: "? not known: ", Untried: "- not tried: "}[row.State]
+		mark := map[State]string{Right: "✓", Wrong: "✗ wrong: ", Unknown: "? not known: ", Skipped: "- not tried: "}[row.State]
 		if row.State == Right {
 			mark += " "
 		}

@@ -21,7 +21,7 @@ func guard(ctx context.Context, c *cli.Cluster, f *inspect.Facts) (g *probe.Guar
 		return nil, Unknown, errors.Join(f.Unread...).Error()
 	}
 	if !slices.Contains(f.Installed.Tools, manifests.Policy) {
-		return nil, Untried, "semaphore-policy isn't installed"
+		return nil, Skipped, "semaphore-policy isn't installed"
 	}
 	setting := cmp.Or(f.Installed.Settings["SEMAPHORE_POLICY_CALICO_API"], "auto")
 	api, err := kube.DetectCalico(ctx, c.Client.Discovery().RESTClient(), kube.CalicoAPIs(setting))
@@ -29,7 +29,7 @@ func guard(ctx context.Context, c *cli.Cluster, f *inspect.Facts) (g *probe.Guar
 	case err != nil:
 		return nil, Unknown, err.Error()
 	case api.Empty():
-		return nil, Untried, "Calico isn't installed"
+		return nil, Skipped, "Calico isn't installed"
 	}
 	g = &probe.Guard{
 		API:    api,
@@ -54,8 +54,8 @@ func guard(ctx context.Context, c *cli.Cluster, f *inspect.Facts) (g *probe.Guar
 //	network sets can't be read          both unknown
 //	response without the label          network policy wrong; unknown for the labelled pod
 //	no response with the label          network policy wrong
-func policies(c *cluster, clusters []cluster, tried *probe.Tried, skip []string) []Row {
-	row := Row{To: c.name, What: policy, State: Untried, Expected: "only pods in the set are admitted"}
+func policies(c *cluster, clusters []cluster, tried *probe.Results, skip []string) []Row {
+	row := Row{To: c.name, What: policy, State: Skipped, Expected: "only pods in the set are admitted"}
 	switch {
 	case slices.Contains(skip, policy):
 		row.Found = "--skip"
@@ -78,8 +78,8 @@ func policies(c *cluster, clusters []cluster, tried *probe.Tried, skip []string)
 			row.Found = fmt.Sprintf("%s isn't among the remotes of %s", from, c.name)
 		case at < 0:
 			row.State, row.Found = Unknown, "no pod ran"
-		case tried.Guarded[at].Untried != "":
-			row.State, row.Found = Unknown, tried.Guarded[at].Untried
+		case tried.Guarded[at].Skipped != "":
+			row.State, row.Found = Unknown, tried.Guarded[at].Skipped
 		default:
 			rows = append(rows, guarded(&tried.Guarded[at])...)
 			continue
@@ -99,7 +99,7 @@ func guarded(g *probe.Guarded) []Row {
 		listed.Found = g.Set + ": semaphore-policy of " + g.To + " doesn't run, can't reach " + g.From.Cluster + ", or lacks rights; find out with semaphorectl doctor"
 	}
 	rows := []Row{listed}
-	for _, l := range g.Legs {
+	for _, l := range g.Connections {
 		without := Row{From: g.From.String(), To: l.To.String(), Address: l.Address, What: policy, State: Right, Expected: "without the label: denied", Found: "it is"}
 		with := without
 		with.Expected = "with the label: admitted"

@@ -4,7 +4,7 @@
 //	clusters ──▶ pods        ──▶ rows: expected, found, and a state ──▶ table, exit code
 //	             probe.Mesh      pure
 //
-// Without a result the state is Unknown or Untried.
+// Without a result the state is Unknown or Skipped.
 package verify
 
 import (
@@ -27,8 +27,8 @@ const (
 	Wrong State = "wrong"
 	// Unknown is the state of a test that couldn't be run.
 	Unknown State = "not known"
-	// Untried is the state of a test that doesn't apply, or was skipped.
-	Untried State = "not tried"
+	// Skipped is the state of a test that doesn't apply, or was skipped.
+	Skipped State = "not tried"
 )
 
 // The tests.
@@ -85,14 +85,14 @@ type cluster struct {
 }
 
 // judge compares the results of pods with what is expected. skip are the skipped tests.
-func judge(clusters []cluster, tried *probe.Tried, skip []string) *Report {
+func judge(clusters []cluster, tried *probe.Results, skip []string) *Report {
 	r := &Report{Verdict: Right, Rows: []Row{}}
 	subnets := map[string]config.SubnetMap{}
 	for i := range clusters {
 		subnets[clusters[i].name] = clusters[i].subnets
 	}
-	for i := range tried.Legs {
-		r.Rows = append(r.Rows, leg(&tried.Legs[i], subnets[tried.Legs[i].From.Cluster])...)
+	for i := range tried.Connections {
+		r.Rows = append(r.Rows, connection(&tried.Connections[i], subnets[tried.Connections[i].From.Cluster])...)
 	}
 	for i := range clusters {
 		c := &clusters[i]
@@ -118,20 +118,20 @@ func judge(clusters []cluster, tried *probe.Tried, skip []string) *Report {
 		}
 	}
 	// No pod ran.
-	if len(tried.Legs) == 0 && r.Verdict == Right {
+	if len(tried.Connections) == 0 && r.Verdict == Right {
 		r.Verdict = Unknown
 	}
 	return r
 }
 
-// leg judges the connection of a pod to another one:
+// connection judges the connection of a pod to another one:
 //
 //	no response over TCP            answer wrong, no further rows
 //	real instead of virtual source  source address wrong
 //	other source address            source address wrong
 //	no response over UDP            full-size packets wrong
 //	carries less than its MTU       full-size packets wrong
-func leg(l *probe.Leg, subnets config.SubnetMap) []Row {
+func connection(l *probe.Connection, subnets config.SubnetMap) []Row {
 	row := func(what string, right bool, expected, found string) Row {
 		state := Right
 		if !right {
@@ -141,8 +141,8 @@ func leg(l *probe.Leg, subnets config.SubnetMap) []Row {
 	}
 	const answers = "a pod answers"
 	switch {
-	case l.Untried != "":
-		first := row(answer, false, answers, l.Untried)
+	case l.Skipped != "":
+		first := row(answer, false, answers, l.Skipped)
 		first.State = Unknown
 		return []Row{first}
 	case l.Error != "":
@@ -174,9 +174,9 @@ func leg(l *probe.Leg, subnets config.SubnetMap) []Row {
 	return append(rows, row(latency, true, "a response to datagrams", fmt.Sprintf("%.1f ms", float64(l.RTT)/1000)))
 }
 
-func streams(tried *probe.Tried, skip []string) []Row {
+func streams(tried *probe.Results, skip []string) []Row {
 	if slices.Contains(skip, throughput) {
-		return []Row{{What: throughput, State: Untried, Found: "--skip"}}
+		return []Row{{What: throughput, State: Skipped, Found: "--skip"}}
 	}
 	var rows []Row
 	for _, s := range tried.Streams {
@@ -192,8 +192,8 @@ func streams(tried *probe.Tried, skip []string) []Row {
 	return rows
 }
 
-func names(c *cluster, remote string, tried *probe.Tried, skip []string) []Row {
-	row := Row{From: c.name, To: remote, What: name, State: Untried, Expected: "names of its services are resolved"}
+func names(c *cluster, remote string, tried *probe.Results, skip []string) []Row {
+	row := Row{From: c.name, To: remote, What: name, State: Skipped, Expected: "names of its services are resolved"}
 	switch {
 	case slices.Contains(skip, name):
 		row.Found = "--skip"
@@ -216,8 +216,8 @@ func names(c *cluster, remote string, tried *probe.Tried, skip []string) []Row {
 		want := c.addresses[n.Name]
 		r := Row{From: n.From.String(), To: remote, What: name, State: Right, Expected: n.Name + " is " + want, Found: strings.Join(n.Found.Addresses, " ")}
 		switch {
-		case n.Untried != "":
-			r.State, r.Found = Unknown, n.Untried
+		case n.Skipped != "":
+			r.State, r.Found = Unknown, n.Skipped
 		case n.Found.Error != "":
 			r.State, r.Found = Wrong, n.Found.Error
 		case !slices.Contains(n.Found.Addresses, want):

@@ -96,7 +96,7 @@ func (j *job[K]) finish(ctx context.Context, key K, err error) {
 			j.earliest = again
 		}
 		j.ask(j.earliest)
-		if !errors.Is(err, ErrOutdated) || t.retries.NumRequeues(key) > patience {
+		if !errors.Is(err, ErrOutdated) || t.retries.NumRequeues(key) > maxStaleRetries {
 			j.err, j.kind = err, reason(err)
 		}
 	}

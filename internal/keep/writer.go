@@ -35,8 +35,8 @@ var ErrOutdated = errors.New("object has changed meanwhile")
 // ErrWaits is wrapped by errors of Apply when writes of the key wait for a pace.Pacer.
 var ErrWaits = errors.New("waits for its turn to be written")
 
-// patience is the number of consecutive ErrOutdated that aren't a failure.
-const patience = 4
+// maxStaleRetries is the number of consecutive ErrOutdated that aren't a failure.
+const maxStaleRetries = 4
 
 // Defaults of a WriterConfig.
 const (

@@ -316,7 +316,7 @@ func TestRetriesOfATenantAreBounded(t *testing.T) {
 func TestErrOutdatedIsNoFailureUnlessRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, WriterConfig[string]{RetryMin: time.Millisecond, RetryMax: time.Millisecond})
-		left := patience
+		left := maxStaleRetries
 		b.set(func(context.Context, string) error {
 			if left--; left >= 0 {
 				return fmt.Errorf("patch: %w", ErrOutdated)
@@ -325,10 +325,10 @@ func TestErrOutdatedIsNoFailureUnlessRepeated(t *testing.T) {
 		})
 		b.Add("x/a")
 		pass(time.Minute)
-		if calls := b.called(); len(calls) != patience+1 || b.log.String() != "" {
+		if calls := b.called(); len(calls) != maxStaleRetries+1 || b.log.String() != "" {
 			t.Errorf("%d calls, log:\n%s", len(calls), b.log.String())
 		}
-		left = patience + 1
+		left = maxStaleRetries + 1
 		b.Add("x/a")
 		pass(time.Minute)
 		if !strings.Contains(b.log.String(), "level=ERROR") {

@@ -43,7 +43,7 @@ type Config struct {
 	Program string
 	// Cluster is the local cluster's name for logs and status.
 	Cluster string
-	// FromRemotes and FromLocal are those of tokens.TrialConfig.
+	// FromRemotes and FromLocal are those of tokens.CredentialCheckConfig.
 	FromRemotes, FromLocal []string
 	// Adapt changes the access to the local cluster.
 	Adapt  func(*rest.Config)
@@ -57,8 +57,8 @@ type Manager struct {
 	Access   *rest.Config // of the local cluster
 	Client   kube.Client  // of the local cluster
 	Registry *prometheus.Registry
-	// Trials are of the credentials for remotes.
-	Trials *tokens.Trials
+	// CredentialChecks are of the credentials for remotes.
+	CredentialChecks *tokens.CredentialChecks
 
 	// Set by Manage.
 
@@ -71,7 +71,7 @@ type Manager struct {
 // New returns a manager. It makes no request.
 func New(cfg Config) (*Manager, error) {
 	m := &Manager{cfg: cfg, Registry: prometheus.NewRegistry()}
-	m.Trials = tokens.NewTrials(tokens.TrialConfig{
+	m.CredentialChecks = tokens.NewCredentialChecks(tokens.CredentialCheckConfig{
 		Remotes: cfg.Remotes, UserAgent: m.userAgent(), Cluster: cfg.Cluster, Local: cfg.Local,
 		FromRemotes: cfg.FromRemotes, FromLocal: cfg.FromLocal,
 	})

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// Ask is a service to ask as its clients do.
-type Ask struct {
+// ServiceRequest is a service to ask as its clients do.
+type ServiceRequest struct {
 	// Name is its DNS name, and Want what it resolves to; without Want any address is right.
 	Name string   `json:"name,omitempty"`
 	Want []string `json:"want,omitempty"`
@@ -24,8 +24,8 @@ type Ask struct {
 	HTTP bool `json:"http,omitempty"`
 }
 
-// Asked is the result of asking a service; empty: success.
-type Asked struct {
+// ServiceResult is the result of asking a service; empty: success.
+type ServiceResult struct {
 	// Name is the error of resolving the name, Found what it resolves to instead of Want. DNS
 	// is the error of resolving the name of the cluster's own API server after one of both.
 	Name  string   `json:"name,omitempty"`
@@ -46,8 +46,8 @@ const (
 	apiService = "kubernetes.default.svc"
 )
 
-func askService(ctx context.Context, a Ask) Asked {
-	var result Asked
+func askService(ctx context.Context, a ServiceRequest) ServiceResult {
+	var result ServiceResult
 	var mu sync.Mutex
 	var group sync.WaitGroup
 	if a.Name != "" {
@@ -81,7 +81,7 @@ func askService(ctx context.Context, a Ask) Asked {
 }
 
 // named resolves the name until it has the wanted addresses.
-func named(ctx context.Context, a Ask) (failed string, found []string) {
+func named(ctx context.Context, a ServiceRequest) (failed string, found []string) {
 	differs := errors.New("other addresses")
 	_, err := until(ctx, askFor, func(ctx context.Context) (string, error) {
 		// The final dot prevents the use of the search list.

@@ -38,19 +38,19 @@ func TestAsk(t *testing.T) {
 		t.Fatal(err)
 	}
 	var result Result
-	TryAll(t.Context(), Request{MeetFrom: []string{"127.0.0.1"}, Asks: []Ask{
+	TryAll(t.Context(), Request{MeetFrom: []string{"127.0.0.1"}, Asks: []ServiceRequest{
 		{Addresses: []string{answers, refuses}, HTTP: true}, {Addresses: []string{silent}, HTTP: true}, {Addresses: []string{silent}},
 	}}, &result)
-	if err := result.Asked[0].Failed[answers]; err != "" {
+	if err := result.Services[0].Failed[answers]; err != "" {
 		t.Errorf("a response isn't a success: %s", err)
 	}
-	if err := result.Asked[0].Failed[refuses]; err != "connect: connection refused" {
+	if err := result.Services[0].Failed[refuses]; err != "connect: connection refused" {
 		t.Errorf("a closed port: %q", err)
 	}
-	if err := result.Asked[1].Failed[silent]; err != "connection closed without a response" {
+	if err := result.Services[1].Failed[silent]; err != "connection closed without a response" {
 		t.Errorf("HTTP without a response: %q", err)
 	}
-	if failed := result.Asked[2].Failed; len(failed) > 0 {
+	if failed := result.Services[2].Failed; len(failed) > 0 {
 		t.Errorf("without HTTP a connection is enough: %v", failed)
 	}
 }
@@ -60,14 +60,14 @@ func TestAskedFits(t *testing.T) {
 	t.Parallel()
 	var r Result
 	for range 10 {
-		r.Tried = append(r.Tried, Try{Error: strings.Repeat("e", longest)})
+		r.Connections = append(r.Connections, Try{Error: strings.Repeat("e", longest)})
 	}
 	for range MaxAsks {
 		failed := map[string]string{}
 		for _, host := range []string{"1", "2", "3", "4"} {
 			failed["[fd00:1234:1234:1234:1234:1234:1234:123"+host+"]:65535"] = strings.Repeat("e", longest)
 		}
-		r.Asked = append(r.Asked, Asked{Name: strings.Repeat("e", longest), DNS: strings.Repeat("e", longest), Failed: failed})
+		r.Services = append(r.Services, ServiceResult{Name: strings.Repeat("e", longest), DNS: strings.Repeat("e", longest), Failed: failed})
 	}
 	encoded, err := r.Encode()
 	if err != nil || len(encoded) > maxResult {
@@ -80,7 +80,7 @@ func TestAskEnds(t *testing.T) {
 	t.Parallel()
 	began := time.Now()
 	// TEST-NET-1 (RFC 5737): no host answers, or the network refuses.
-	if got := askService(t.Context(), Ask{Addresses: []string{"192.0.2.1:9"}}); len(got.Failed) != 1 {
+	if got := askService(t.Context(), ServiceRequest{Addresses: []string{"192.0.2.1:9"}}); len(got.Failed) != 1 {
 		t.Errorf("got %+v", got)
 	}
 	if took := time.Since(began); took > 3*askFor {

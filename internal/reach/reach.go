@@ -60,7 +60,7 @@ type Request struct {
 	Stream string   `json:"stream,omitempty"`
 	Names  []string `json:"names,omitempty"`
 	// Asks are services to ask as clients do.
-	Asks []Ask `json:"asks,omitempty"`
+	Asks []ServiceRequest `json:"asks,omitempty"`
 	// Must makes the program fail if one of the asks does, for helm test.
 	Must bool `json:"must,omitempty"`
 	// Patience is the timeout of the first response in seconds; 0: default.
@@ -85,11 +85,11 @@ type Result struct {
 	Kernel *bool `json:"kernel,omitempty"`
 	// Met is the error of meeting; empty: all pods reach each other.
 	Met string `json:"met,omitempty"`
-	// Tried, Named and Asked are in the order of the request.
-	Tried    []Try   `json:"tried,omitempty"`
-	Named    []Name  `json:"named,omitempty"`
-	Asked    []Asked `json:"asked,omitempty"`
-	Streamed *Stream `json:"streamed,omitempty"`
+	// Connections, Named and Services are in the order of the request.
+	Connections []Try           `json:"tried,omitempty"`
+	Named       []Name          `json:"named,omitempty"`
+	Services    []ServiceResult `json:"asked,omitempty"`
+	Streamed    *Stream         `json:"streamed,omitempty"`
 }
 
 // Link is a link of the host with one of its addresses.
@@ -321,7 +321,7 @@ func (m *Meeting) askedBy(addresses []string) {
 	}
 }
 
-// Ask requests all pods that haven't responded, until ctx ends.
+// ServiceRequest requests all pods that haven't responded, until ctx ends.
 func (m *Meeting) Ask(ctx context.Context) {
 	for {
 		for _, address := range m.missing() {

@@ -67,8 +67,8 @@ func TestStrangerAnswers(t *testing.T) {
 			t.Cleanup(func() { cancel(); group.Wait() })
 			var got Result
 			TryAll(t.Context(), Request{Secret: ours, Patience: 3, Try: []string{there}, Stream: there, MeetFrom: []string{"127.0.0.1"}}, &got)
-			if !strings.Contains(got.Tried[0].Error, errStranger.Error()) || !strings.Contains(got.Streamed.Error, errStranger.Error()) {
-				t.Errorf("tried %+v, streamed %+v", got.Tried[0], got.Streamed)
+			if !strings.Contains(got.Connections[0].Error, errStranger.Error()) || !strings.Contains(got.Streamed.Error, errStranger.Error()) {
+				t.Errorf("tried %+v, streamed %+v", got.Connections[0], got.Streamed)
 			}
 			conn, err := dialWhole(t.Context(), there)
 			if err != nil {

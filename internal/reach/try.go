@@ -67,16 +67,16 @@ const (
 func (r *Result) Encode() ([]byte, error) {
 	encoded, err := json.Marshal(r)
 	for size := longest; err == nil && len(encoded) > maxResult && size > 10; size /= 2 {
-		for i := range r.Tried {
-			r.Tried[i].Error, r.Tried[i].Datagrams = cut(r.Tried[i].Error, size), cut(r.Tried[i].Datagrams, size)
+		for i := range r.Connections {
+			r.Connections[i].Error, r.Connections[i].Datagrams = cut(r.Connections[i].Error, size), cut(r.Connections[i].Datagrams, size)
 		}
 		for i := range r.Named {
 			r.Named[i].Error = cut(r.Named[i].Error, size)
 		}
-		for i := range r.Asked {
-			r.Asked[i].Name, r.Asked[i].DNS = cut(r.Asked[i].Name, size), cut(r.Asked[i].DNS, size)
-			for address, err := range r.Asked[i].Failed {
-				r.Asked[i].Failed[address] = cut(err, size)
+		for i := range r.Services {
+			r.Services[i].Name, r.Services[i].DNS = cut(r.Services[i].Name, size), cut(r.Services[i].DNS, size)
+			for address, err := range r.Services[i].Failed {
+				r.Services[i].Failed[address] = cut(err, size)
 			}
 		}
 		encoded, err = json.Marshal(r)
@@ -90,20 +90,20 @@ const maxResult = 4096
 // TryAll tries pods, asks services, resolves names and sends a stream, as requested.
 func TryAll(ctx context.Context, r Request, result *Result) {
 	own, err := addresses(r)
-	result.Tried, result.Named, result.Asked = make([]Try, len(r.Try)), make([]Name, len(r.Names)), make([]Asked, len(r.Asks))
+	result.Connections, result.Named, result.Services = make([]Try, len(r.Try)), make([]Name, len(r.Names)), make([]ServiceResult, len(r.Asks))
 	limit := cmp.Or(time.Duration(r.Patience)*time.Second, patience)
 	var group sync.WaitGroup
 	for i, address := range r.Try {
 		group.Go(func() {
 			if err != nil {
-				result.Tried[i].Error = text(err)
+				result.Connections[i].Error = text(err)
 				return
 			}
-			result.Tried[i] = r.Secret.try(ctx, address, own, limit)
+			result.Connections[i] = r.Secret.try(ctx, address, own, limit)
 		})
 	}
 	for i, service := range r.Asks {
-		group.Go(func() { result.Asked[i] = askService(ctx, service) })
+		group.Go(func() { result.Services[i] = askService(ctx, service) })
 	}
 	for i, name := range r.Names {
 		group.Go(func() { result.Named[i] = resolve(ctx, name, limit) })
@@ -111,10 +111,10 @@ func TryAll(ctx context.Context, r Request, result *Result) {
 	group.Wait()
 	if r.Stream != "" {
 		// After all other checks, and only to a pod that responded.
-		if i := slices.Index(r.Try, r.Stream); i < 0 || result.Tried[i].Error != "" {
+		if i := slices.Index(r.Try, r.Stream); i < 0 || result.Connections[i].Error != "" {
 			result.Streamed = &Stream{Error: "not tried"}
 			if i >= 0 {
-				result.Streamed.Error += ": " + result.Tried[i].Error
+				result.Streamed.Error += ": " + result.Connections[i].Error
 			}
 			return
 		}

@@ -33,7 +33,7 @@ func TestPodsThatTry(t *testing.T) {
 	serve(t, there)
 	var got Result
 	TryAll(t.Context(), Request{Secret: ours, Try: []string{there}, MeetFrom: []string{self, there}, Stream: there}, &got)
-	if try := got.Tried[0]; try.Error+try.Datagrams+try.Seen != "" || try.RTT == 0 || try.MTU == 0 || try.Carries != try.MTU {
+	if try := got.Connections[0]; try.Error+try.Datagrams+try.Seen != "" || try.RTT == 0 || try.MTU == 0 || try.Carries != try.MTU {
 		t.Errorf("tried: %+v", try)
 	}
 	if got.Streamed == nil || got.Streamed.Error != "" || got.Streamed.Rate <= 0 {
@@ -50,8 +50,8 @@ func TestNoResponse(t *testing.T) {
 	defer cancel()
 	var got Result
 	TryAll(ctx, Request{Try: []string{"127.86.42.2"}, Stream: "127.86.42.2", MeetFrom: []string{"127.0.0.1"}}, &got)
-	if got.Tried[0].Error == "" || got.Streamed.Error == "" {
-		t.Errorf("got %+v, %+v", got.Tried, got.Streamed)
+	if got.Connections[0].Error == "" || got.Streamed.Error == "" {
+		t.Errorf("got %+v, %+v", got.Connections, got.Streamed)
 	}
 }
 
@@ -87,7 +87,7 @@ func TestMeasure(t *testing.T) {
 func TestEncodedResultFits(t *testing.T) {
 	var r Result
 	for range 20 {
-		r.Tried = append(r.Tried, Try{Error: strings.Repeat(`"`, longest), Seen: "fd00:10:2:1111:2222:3333:4444:5555", RTT: 1e6, MTU: 65535, Carries: 65535})
+		r.Connections = append(r.Connections, Try{Error: strings.Repeat(`"`, longest), Seen: "fd00:10:2:1111:2222:3333:4444:5555", RTT: 1e6, MTU: 65535, Carries: 65535})
 	}
 	for range 3 {
 		r.Named = append(r.Named, Name{Error: strings.Repeat("x", longest)})
@@ -97,7 +97,7 @@ func TestEncodedResultFits(t *testing.T) {
 		t.Fatalf("%d bytes, %v", len(encoded), err)
 	}
 	var back Result
-	if err := json.Unmarshal(encoded, &back); err != nil || len(back.Tried) != 20 || back.Tried[0].Error == "" {
+	if err := json.Unmarshal(encoded, &back); err != nil || len(back.Connections) != 20 || back.Connections[0].Error == "" {
 		t.Errorf("%v: %+v", err, back)
 	}
 }

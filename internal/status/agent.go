@@ -33,8 +33,8 @@ type Agent struct {
 	// RemotesFrom is the setting REMOTES_FROM; empty: an older agent.
 	RemotesFrom string `json:"remotesFrom,omitempty"`
 	// Relay has what semaphore-relay's Leases say, by cluster, of which one may be missing.
-	Relay       map[string]RelayContact `json:"relay,omitempty"`
-	Credentials map[string]Trial        `json:"credentials,omitempty"` // by remote
+	Relay       map[string]RelayContact    `json:"relay,omitempty"`
+	Credentials map[string]CredentialCheck `json:"credentials,omitempty"` // by remote
 }
 
 // Remote returns the remote of a name, or nil.
@@ -47,9 +47,9 @@ func (a *Agent) Remote(name string) *Remote {
 	return nil
 }
 
-// Trial is the result of a request to a remote with the credentials that are on disk. An open
+// CredentialCheck is the result of a request to a remote with the credentials that are on disk. An open
 // watch shows only that those were valid when it was opened.
-type Trial struct {
+type CredentialCheck struct {
 	// Asked is when the last completed request was sent; nil: none yet.
 	Asked *time.Time `json:"asked,omitempty"`
 	// Error is its error; empty: the remote has accepted the credentials.
@@ -67,7 +67,7 @@ const soon = 7 * 24 * time.Hour
 
 // Overdue reports whether the token on disk should have been renewed: semaphore-tokens does
 // that after a third of the lifetime.
-func (t *Trial) Overdue(now time.Time) bool {
+func (t *CredentialCheck) Overdue(now time.Time) bool {
 	if t.Expires == nil || t.Issued == nil {
 		return false
 	}

@@ -24,8 +24,8 @@ type Mirror struct {
 	Omitted  int    `json:"omitted,omitempty"`
 	NotReady string `json:"notReady,omitempty"`
 	// NotServed are the errors of addresses that are not listened on.
-	NotServed   map[string]string `json:"notServed,omitempty"`
-	Credentials map[string]Trial  `json:"credentials,omitempty"` // by remote
+	NotServed   map[string]string          `json:"notServed,omitempty"`
+	Credentials map[string]CredentialCheck `json:"credentials,omitempty"` // by remote
 }
 
 // Election is the state of a leader election.

@@ -14,8 +14,8 @@ type Policy struct {
 	// NotServed are the errors of addresses that are not listened on.
 	NotServed map[string]string `json:"notServed,omitempty"`
 	// Pools are Calico's IP pools, as far as remotes need them.
-	Pools       PoolFaults       `json:"ipPools"`
-	Credentials map[string]Trial `json:"credentials,omitempty"` // by remote
+	Pools       PoolFaults                 `json:"ipPools"`
+	Credentials map[string]CredentialCheck `json:"credentials,omitempty"` // by remote
 	// CalicoAPI is the group and version in use; empty: not detected yet.
 	CalicoAPI string     `json:"calicoAPI"`
 	Sets      Connection `json:"localSets"`

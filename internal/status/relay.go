@@ -10,8 +10,8 @@ type Relay struct {
 	// ElectionError is why the last request for the lease failed.
 	ElectionError string `json:"electionError,omitempty"`
 	// NotServed are the errors of addresses that are not listened on.
-	NotServed   map[string]string `json:"notServed,omitempty"`
-	Credentials map[string]Trial  `json:"credentials,omitempty"` // by remote
+	NotServed   map[string]string          `json:"notServed,omitempty"`
+	Credentials map[string]CredentialCheck `json:"credentials,omitempty"` // by remote
 	// Objects is the state of reading the relay's own objects.
 	Objects  Connection     `json:"objects"`
 	Clusters []RelayCluster `json:"clusters"`

@@ -60,14 +60,14 @@ func (c *Controller) apply(ctx context.Context, key Key) error {
 		c.write(0, keysOf(key.Cluster, plan.Lacking(observed))...)
 		fallthrough
 	case key.Shard == "":
-		c.write(0, c.surplus(key.Cluster, plan)...)
+		c.write(0, c.extra(key.Cluster, plan)...)
 	}
 	return nil
 }
 
-// surplus returns the existing shards of a cluster that are not desired: they are removed after
+// extra returns the existing shards of a cluster that are not desired: they are removed after
 // the write of the index.
-func (c *Controller) surplus(cluster string, plan *shards.Plan) (keys []Key) {
+func (c *Controller) extra(cluster string, plan *shards.Plan) (keys []Key) {
 	desired := map[string]struct{}{}
 	for _, shard := range plan.Shards() {
 		desired[shard] = struct{}{}

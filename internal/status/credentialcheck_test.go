@@ -15,11 +15,11 @@ func TestOverdue(t *testing.T) {
 		{-300 * 24 * time.Hour, 60 * 24 * time.Hour, false}, {-354 * 24 * time.Hour, 6 * 24 * time.Hour, true}, {-time.Hour, -time.Minute, true},
 	} {
 		issued, expires := now.Add(tt.issued), now.Add(tt.expires)
-		if got := (&Trial{Issued: &issued, Expires: &expires}).Overdue(now); got != tt.want {
+		if got := (&CredentialCheck{Issued: &issued, Expires: &expires}).Overdue(now); got != tt.want {
 			t.Errorf("issued %s ago, expires in %s: %t", -tt.issued, tt.expires, got)
 		}
 	}
-	if new(Trial).Overdue(now) {
+	if new(CredentialCheck).Overdue(now) {
 		t.Error("a token without dates")
 	}
 }

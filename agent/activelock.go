@@ -37,7 +37,7 @@ func describe(cfg *config.Wireguard) string {
 
 // failingServers returns the errors of servers that should be listening.
 func (a *agent) failingServers() map[string]string {
-	if a.turn.StandsBy() {
+	if a.lock.StandsBy() {
 		return run.Servers{Socket: a.servers.Socket}.Failing()
 	}
 	return a.servers.Failing()
@@ -68,7 +68,7 @@ func (a *agent) health() error {
 // server is always reachable during one. An agent of a release without standby runs
 // beside this one until it ends: a device that it serves counts as to be taken over.
 func (a *agent) ready() error {
-	standby, preflight := a.turn.StandsBy(), sync.OnceValue(func() error {
+	standby, preflight := a.lock.StandsBy(), sync.OnceValue(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
 		defer cancel()
 		return tunnel.Preflight(ctx, a.cfg.Backend, enginePath(a.cfg.Engine))

@@ -40,15 +40,15 @@ func (w *work) Run(ctx context.Context) error {
 	}
 }
 
-// taking starts a turn, and returns it and what ends it, which returns its error.
-func taking(t *testing.T, cfg TurnConfig, tasks ...Task) (turn *Turn, stop func() error) {
+// taking starts a lock, and returns it and what ends it, which returns its error.
+func taking(t *testing.T, cfg ActiveLockConfig, tasks ...Task) (lock *ActiveLock, stop func() error) {
 	t.Helper()
 	cfg.Grace, cfg.Logger = time.Minute, quiet()
-	turn = NewTurn(cfg)
-	turn.Add(tasks...)
+	lock = NewActiveLock(cfg)
+	lock.Add(tasks...)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- turn.Run(ctx) }()
+	go func() { done <- lock.Run(ctx) }()
 	stopped := false
 	stop = func() error {
 		cancel()
@@ -59,32 +59,32 @@ func taking(t *testing.T, cfg TurnConfig, tasks ...Task) (turn *Turn, stop func(
 		return <-done
 	}
 	t.Cleanup(func() { _ = stop() })
-	return turn, stop
+	return lock, stop
 }
 
 func TestOneProcessActsAtATime(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "folder", "lock")
 	first, second := newWork(), newWork()
 	var ended atomic.Bool
-	before, stopBefore := taking(t, TurnConfig{Path: path, Self: "the first\x1b", End: func() error {
+	before, stopBefore := taking(t, ActiveLockConfig{Path: path, Self: "the first\x1b", End: func() error {
 		ended.Store(first.running.Load() == 0)
 		return nil
 	}}, first)
-	polltest.Until(t, time.Minute, "the first to act", func() bool { return before.Acting() && first.running.Load() == 1 })
+	polltest.Until(t, time.Minute, "the first to act", func() bool { return before.Active() && first.running.Load() == 1 })
 	if info, err := os.Stat(path); err != nil || info.Mode() != 0o600 {
 		t.Errorf("the lock's file: %v, %v", info, err)
 	}
 
 	begun := atomic.Bool{}
-	after, stopAfter := taking(t, TurnConfig{Path: path, Self: "the second", Begin: func() { begun.Store(ended.Load()) }}, second)
+	after, stopAfter := taking(t, ActiveLockConfig{Path: path, Self: "the second", Begin: func() { begun.Store(ended.Load()) }}, second)
 	polltest.Until(t, time.Minute, "the second to know the first", func() bool { return after.Holder() == `the first\x1b` })
-	if after.Acting() || !after.StandsBy() || before.StandsBy() || second.running.Load() != 0 {
+	if after.Active() || !after.StandsBy() || before.StandsBy() || second.running.Load() != 0 {
 		t.Error("two act")
 	}
 	if err := stopBefore(); err != nil {
 		t.Error(err)
 	}
-	polltest.Until(t, time.Minute, "the second to act", func() bool { return after.Acting() && second.running.Load() == 1 })
+	polltest.Until(t, time.Minute, "the second to act", func() bool { return after.Active() && second.running.Load() == 1 })
 	if !begun.Load() || after.StandsBy() {
 		t.Error("the second began before the first had ended")
 	}
@@ -95,32 +95,32 @@ func TestOneProcessActsAtATime(t *testing.T) {
 
 func TestWhoStandsByEnds(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
-	before, _ := taking(t, TurnConfig{Path: path})
-	polltest.Until(t, time.Minute, "the first to act", before.Acting)
+	before, _ := taking(t, ActiveLockConfig{Path: path})
+	polltest.Until(t, time.Minute, "the first to act", before.Active)
 	idle := newWork()
-	after, stop := taking(t, TurnConfig{Path: path}, idle)
+	after, stop := taking(t, ActiveLockConfig{Path: path}, idle)
 	later, stopLater := context.WithCancel(t.Context())
 	stopLater()
-	if err := after.Then(idle).Run(later); err != nil {
+	if err := after.WhenActive(idle).Run(later); err != nil {
 		t.Error(err)
 	}
-	if err := stop(); err != nil || after.Acting() {
-		t.Errorf("acting: %v, %v", after.Acting(), err)
+	if err := stop(); err != nil || after.Active() {
+		t.Errorf("acting: %v, %v", after.Active(), err)
 	}
-	if idle.running.Load() != 0 || !before.Acting() {
+	if idle.running.Load() != 0 || !before.Active() {
 		t.Error("it did something")
 	}
 }
 
 func TestThenOutlivesTheTurn(t *testing.T) {
 	server, failing := newWork(), newWork()
-	turn, stop := taking(t, TurnConfig{Path: filepath.Join(t.TempDir(), "lock")}, failing)
+	lock, stop := taking(t, ActiveLockConfig{Path: filepath.Join(t.TempDir(), "lock")}, failing)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- turn.Then(server).Run(ctx) }()
+	go func() { done <- lock.WhenActive(server).Run(ctx) }()
 	polltest.Until(t, time.Minute, "what follows", func() bool { return server.running.Load() == 1 })
 	failing.fail <- errors.New("no device")
-	polltest.Until(t, time.Minute, "the turn to end", func() bool { return !turn.Acting() })
+	polltest.Until(t, time.Minute, "the lock to end", func() bool { return !lock.Active() })
 	if err := stop(); err == nil || !strings.Contains(err.Error(), "work: no device") {
 		t.Errorf("Run() = %v", err)
 	}
@@ -130,17 +130,17 @@ func TestThenOutlivesTheTurn(t *testing.T) {
 	}
 }
 
-// TestStuckWorkKeepsTheLock ends a turn whose task doesn't: another process must wait
+// TestStuckWorkKeepsTheLock ends a lock whose task doesn't: another process must wait
 // until this one is gone.
 func TestStuckWorkKeepsTheLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	stuck := newWork()
 	stuck.stuck = make(chan struct{})
-	turn := NewTurn(TurnConfig{Path: path, Grace: time.Millisecond, Logger: quiet()})
-	turn.Add(stuck)
+	lock := NewActiveLock(ActiveLockConfig{Path: path, Grace: time.Millisecond, Logger: quiet()})
+	lock.Add(stuck)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- turn.Run(ctx) }()
+	go func() { done <- lock.Run(ctx) }()
 	polltest.Until(t, time.Minute, "the work", func() bool { return stuck.running.Load() == 1 })
 	cancel()
 	if err := <-done; !errors.Is(err, ErrStuck) {
@@ -158,9 +158,9 @@ func TestWithoutALockThereIsWork(t *testing.T) {
 		t.Fatal(err)
 	}
 	busy := newWork()
-	turn, stop := taking(t, TurnConfig{Path: filepath.Join(file, "lock")}, busy)
-	polltest.Until(t, time.Minute, "work", func() bool { return turn.Acting() && busy.running.Load() == 1 })
-	if turn.Err() == nil {
+	lock, stop := taking(t, ActiveLockConfig{Path: filepath.Join(file, "lock")}, busy)
+	polltest.Until(t, time.Minute, "work", func() bool { return lock.Active() && busy.running.Load() == 1 })
+	if lock.Err() == nil {
 		t.Error("the error of the lock is not reported")
 	}
 	if err := stop(); err != nil {
@@ -170,25 +170,25 @@ func TestWithoutALockThereIsWork(t *testing.T) {
 
 func TestAlone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
-	turn, stop := taking(t, TurnConfig{Path: path, Self: "pod agent-1"})
-	polltest.Until(t, time.Minute, "the turn", turn.Acting)
+	lock, stop := taking(t, ActiveLockConfig{Path: path, Self: "pod agent-1"})
+	polltest.Until(t, time.Minute, "the lock", lock.Active)
 	err := Alone(t.Context(), path, "", 0, func() error { t.Error("two act"); return nil })
 	if err == nil || !strings.Contains(err.Error(), "pod agent-1") {
 		t.Errorf("beside another process: %v", err)
 	}
 	// It ends while another one waits, which removes the file that a third one waits for.
 	waiting := make(chan error, 1)
-	var next *Turn
+	var next *ActiveLock
 	go func() {
 		waiting <- Alone(t.Context(), path, "", time.Minute, func() error {
-			next, _ = taking(t, TurnConfig{Path: path})
+			next, _ = taking(t, ActiveLockConfig{Path: path})
 			return nil
 		})
 	}()
 	if err := errors.Join(stop(), <-waiting); err != nil {
 		t.Fatal(err)
 	}
-	polltest.Until(t, time.Minute, "the next one to act", next.Acting)
+	polltest.Until(t, time.Minute, "the next one to act", next.Active)
 	if _, err := os.Stat(path); err != nil {
 		t.Error(err)
 	}

@@ -14,16 +14,16 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
-// TestTrials requests reports of a remote that changes its mind, and of one that doesn't
+// TestCredentialChecks requests reports of a remote that changes its mind, and of one that doesn't
 // answer.
-func TestTrials(t *testing.T) {
+func TestCredentialChecks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked, refused := 0, error(nil)
-		trials := &Trials{now: time.Now, remotes: []*trial{
+		checks := &CredentialChecks{now: time.Now, remotes: []*credentialCheck{
 			{name: "gcp", ask: func(context.Context) error { asked++; return refused }},
 			{name: "silent", ask: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }},
 		}}
-		first := trials.Report()
+		first := checks.Report()
 		if g := first["gcp"]; g.Asked == nil || g.Error != "" || asked != 1 {
 			t.Errorf("got %+v after %d requests", g, asked)
 		}
@@ -31,11 +31,11 @@ func TestTrials(t *testing.T) {
 			t.Errorf("a remote that hasn't answered yet: %+v", s)
 		}
 		refused = errors.New("get version: Unauthorized")
-		if g := trials.Report()["gcp"]; g.Error != "" || asked != 1 {
+		if g := checks.Report()["gcp"]; g.Error != "" || asked != 1 {
 			t.Errorf("it is asked again at once: %+v", g)
 		}
-		time.Sleep(trialSpacing)
-		again := trials.Report()
+		time.Sleep(checkSpacing)
+		again := checks.Report()
 		if g := again["gcp"]; g.Error != refused.Error() || asked != 2 {
 			t.Errorf("got %+v after %d requests", g, asked)
 		}
@@ -43,13 +43,13 @@ func TestTrials(t *testing.T) {
 			t.Errorf("a remote that doesn't answer: %+v", s)
 		}
 		synctest.Wait()
-		time.Sleep(trialTimeout)
+		time.Sleep(checkTimeout)
 	})
 }
 
-// TestTrialUsesTheTokenOnDisk replaces the token file of a remote by one with an invalid
+// TestCredentialCheckUsesTheTokenOnDisk replaces the token file of a remote by one with an invalid
 // token: the next request uses that one, although the first was accepted.
-func TestTrialUsesTheTokenOnDisk(t *testing.T) {
+func TestCredentialCheckUsesTheTokenOnDisk(t *testing.T) {
 	remote, ca := startRemote(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer valid" {
 			w.WriteHeader(http.StatusUnauthorized)

@@ -20,32 +20,32 @@ import (
 )
 
 const (
-	// trialSpacing is the minimum interval between two requests to a remote.
-	trialSpacing = 20 * time.Second
-	// trialTimeout bounds a request, trialWait how long a report waits for it.
-	trialTimeout, trialWait = 10 * time.Second, 2 * time.Second
+	// checkSpacing is the minimum interval between two requests to a remote.
+	checkSpacing = 20 * time.Second
+	// checkTimeout bounds a request, checkWait how long a report waits for it.
+	checkTimeout, checkWait = 10 * time.Second, 2 * time.Second
 )
 
-// Trials requests what a program reads from API servers, with the credentials on disk, over new
+// CredentialChecks requests what a program reads from API servers, with the credentials on disk, over new
 // connections, when a report is requested.
-type Trials struct {
-	remotes []*trial
+type CredentialChecks struct {
+	remotes []*credentialCheck
 	now     func() time.Time
 }
 
-// trial is the state for one remote.
-type trial struct {
+// credentialCheck is the state for one remote.
+type credentialCheck struct {
 	name, file string
 	ask        func(ctx context.Context) error
 
 	mu      sync.Mutex
 	began   time.Time
 	running chan struct{} // closed at the end of the running request; nil: none runs
-	last    status.Trial
+	last    status.CredentialCheck
 }
 
-// TrialConfig describes Trials.
-type TrialConfig struct {
+// CredentialCheckConfig describes CredentialChecks.
+type CredentialCheckConfig struct {
 	// Remotes are those of the program, UserAgent what it names itself to API servers.
 	Remotes   []config.Remote
 	UserAgent string
@@ -56,17 +56,17 @@ type TrialConfig struct {
 	FromRemotes, FromLocal []string
 }
 
-// NewTrials makes no request.
-func NewTrials(c TrialConfig) *Trials {
-	t := &Trials{now: time.Now}
+// NewCredentialChecks makes no request.
+func NewCredentialChecks(c CredentialCheckConfig) *CredentialChecks {
+	t := &CredentialChecks{now: time.Now}
 	for i := range c.Remotes {
 		r := &c.Remotes[i]
-		t.remotes = append(t.remotes, &trial{name: r.Name, file: r.Access.TokenFile, ask: asker(kube.ClientConfig{
+		t.remotes = append(t.remotes, &credentialCheck{name: r.Name, file: r.Access.TokenFile, ask: asker(kube.ClientConfig{
 			Access: r.Access, UserAgent: c.UserAgent, Bounds: kube.Bounds{Answer: int64(r.MaxAnswer), Objects: r.MaxObjects},
 		}, c.FromRemotes)})
 	}
 	if c.Cluster != "" {
-		t.remotes = append(t.remotes, &trial{name: c.Cluster, ask: asker(kube.ClientConfig{Access: c.Local, UserAgent: c.UserAgent}, c.FromLocal)})
+		t.remotes = append(t.remotes, &credentialCheck{name: c.Cluster, ask: asker(kube.ClientConfig{Access: c.Local, UserAgent: c.UserAgent}, c.FromLocal)})
 	}
 	return t
 }
@@ -99,9 +99,9 @@ func asker(c kube.ClientConfig, paths []string) func(context.Context) error {
 
 // Report returns the results by remote. It asks each remote that wasn't asked lately, and
 // waits at most 2 s; a later result is in the next report.
-func (t *Trials) Report() map[string]status.Trial {
-	all := make(map[string]status.Trial, len(t.remotes))
-	timer := time.NewTimer(trialWait)
+func (t *CredentialChecks) Report() map[string]status.CredentialCheck {
+	all := make(map[string]status.CredentialCheck, len(t.remotes))
+	timer := time.NewTimer(checkWait)
 	defer timer.Stop()
 	var waiting []chan struct{}
 	for _, r := range t.remotes {
@@ -125,7 +125,7 @@ func (t *Trials) Report() map[string]status.Trial {
 
 // Show adds the remotes to a page whose API server doesn't accept the credentials on disk,
 // unless it is known to fail, and tokens that should have been renewed.
-func Show(p *report.Page, all map[string]status.Trial, failing func(remote string) bool) {
+func Show(p *report.Page, all map[string]status.CredentialCheck, failing func(remote string) bool) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		t := all[name]
 		if t.Error != "" && !failing(name) {
@@ -139,20 +139,20 @@ func Show(p *report.Page, all map[string]status.Trial, failing func(remote strin
 
 // start starts a request, unless there was one lately. It returns a channel that is closed
 // at the end of a running one.
-func (r *trial) start(now time.Time) chan struct{} {
+func (r *credentialCheck) start(now time.Time) chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.running != nil || now.Sub(r.began) < trialSpacing {
+	if r.running != nil || now.Sub(r.began) < checkSpacing {
 		return r.running
 	}
 	r.began, r.running = now, make(chan struct{})
 	go func(done chan struct{}) {
-		ctx, cancel := context.WithTimeout(context.Background(), trialTimeout)
+		ctx, cancel := context.WithTimeout(context.Background(), checkTimeout)
 		defer cancel()
 		err := r.ask(ctx)
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.last = status.Trial{Asked: &now}
+		r.last = status.CredentialCheck{Asked: &now}
 		if err != nil {
 			r.last.Error = printable.Error(err).Error()
 		}
@@ -163,7 +163,7 @@ func (r *trial) start(now time.Time) chan struct{} {
 }
 
 // result returns the last result, with the dates of the token on disk.
-func (r *trial) result() status.Trial {
+func (r *credentialCheck) result() status.CredentialCheck {
 	r.mu.Lock()
 	last := r.last
 	if began := r.began; r.running != nil {

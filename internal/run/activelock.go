@@ -30,8 +30,8 @@ const (
 	maxHolder = 400
 )
 
-// TurnConfig describes a Turn. Begin and End may be nil; the other fields are required.
-type TurnConfig struct {
+// ActiveLockConfig describes an ActiveLock. Begin and End may be nil; the other fields are required.
+type ActiveLockConfig struct {
 	// Path is the lock file, of mode 0600. Its directory is created.
 	Path string
 	// Self describes this process in the lock file: one line.
@@ -45,7 +45,7 @@ type TurnConfig struct {
 	Logger *slog.Logger
 }
 
-// Turn lets one of several processes of a host act, such as the old and the new one in a
+// ActiveLock lets one of several processes of a host act, such as the old and the new one in a
 // rollout: the one that holds a lock. It is a lock of flock(2), which the kernel releases
 // with the process.
 //
@@ -54,11 +54,11 @@ type TurnConfig struct {
 //
 // If locking fails, the process runs without the lock: the error is logged and returned by
 // Err.
-type Turn struct {
-	cfg    TurnConfig
+type ActiveLock struct {
+	cfg    ActiveLockConfig
 	tasks  []Task
 	begun  chan struct{}
-	acting atomic.Bool
+	active atomic.Bool
 	waits  atomic.Bool
 	faults errlog.Log
 
@@ -66,108 +66,108 @@ type Turn struct {
 	holder string
 }
 
-// NewTurn returns a turn.
-func NewTurn(cfg TurnConfig) *Turn {
-	return &Turn{cfg: cfg, begun: make(chan struct{}), faults: errlog.Log{
+// NewActiveLock returns a lock that Run takes.
+func NewActiveLock(cfg ActiveLockConfig) *ActiveLock {
+	return &ActiveLock{cfg: cfg, begun: make(chan struct{}), faults: errlog.Log{
 		Logger: cfg.Logger, Level: slog.LevelWarn, Failing: "locking failed: running without the lock",
 	}}
 }
 
 // Add adds tasks that run while this process is active. It is called before Run.
-func (t *Turn) Add(tasks ...Task) { t.tasks = append(t.tasks, tasks...) }
+func (l *ActiveLock) Add(tasks ...Task) { l.tasks = append(l.tasks, tasks...) }
 
-// String names the turn as a task.
-func (t *Turn) String() string { return "turn" }
+// String is its name as a task.
+func (l *ActiveLock) String() string { return "active lock" }
 
-// Acting reports whether this process is active.
-func (t *Turn) Acting() bool { return t.acting.Load() }
+// Active reports whether this process is active.
+func (l *ActiveLock) Active() bool { return l.active.Load() }
 
 // StandsBy reports whether this process waits for another one that is active.
-func (t *Turn) StandsBy() bool { return t.waits.Load() }
+func (l *ActiveLock) StandsBy() bool { return l.waits.Load() }
 
-// Holder returns the TurnConfig.Self of the last observed active process; empty without
+// Holder returns the ActiveLockConfig.Self of the last observed active process; empty without
 // one.
-func (t *Turn) Holder() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.holder
+func (l *ActiveLock) Holder() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.holder
 }
 
 // Err returns the error of locking, after which this process runs without the lock.
-func (t *Turn) Err() error { return t.faults.Err() }
+func (l *ActiveLock) Err() error { return l.faults.Err() }
 
 // Collector returns a gauge named <prefix>_acting: 1 in the active process.
-func (t *Turn) Collector(prefix string) prometheus.Collector {
+func (l *ActiveLock) Collector(prefix string) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: prefix + "_acting", Help: "Whether this process acts; 0: another one of this host does, and this one stands by.",
 	}, func() float64 {
-		if t.Acting() {
+		if l.Active() {
 			return 1
 		}
 		return 0
 	})
 }
 
-// Then returns a task that starts when this process begins to act, and doesn't end with it.
-func (t *Turn) Then(task Task) Task { return &then{Task: task, begun: t.begun} }
+// WhenActive returns a task that starts when this process begins to act, and doesn't end with it.
+func (l *ActiveLock) WhenActive(task Task) Task { return &whenActive{Task: task, begun: l.begun} }
 
-type then struct {
+type whenActive struct {
 	Task
 	begun <-chan struct{}
 }
 
-// Run waits for the beginning of the turn, then runs the task.
-func (t *then) Run(ctx context.Context) error {
+// Run waits until this process is active, then runs the task.
+func (l *whenActive) Run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return nil
-	case <-t.begun:
-		return t.Task.Run(ctx)
+	case <-l.begun:
+		return l.Task.Run(ctx)
 	}
 }
 
 // Run waits for the lock, then runs the tasks until one of them or ctx ends. If they don't
 // end in time, it returns ErrStuck and keeps the lock: only the end of the process stops
 // them then.
-func (t *Turn) Run(ctx context.Context) error {
-	lock := t.wait(ctx)
-	defer t.waits.Store(false)
+func (l *ActiveLock) Run(ctx context.Context) error {
+	lock := l.wait(ctx)
+	defer l.waits.Store(false)
 	if ctx.Err() != nil {
 		return lock.release()
 	}
-	if t.cfg.Begin != nil {
-		t.cfg.Begin()
+	if l.cfg.Begin != nil {
+		l.cfg.Begin()
 	}
-	t.acting.Store(true)
-	t.waits.Store(false)
-	close(t.begun)
-	err := together(ctx, t.cfg.Grace, t.tasks, func(error) {})
+	l.active.Store(true)
+	l.waits.Store(false)
+	close(l.begun)
+	err := together(ctx, l.cfg.Grace, l.tasks, func(error) {})
 	if errors.Is(err, ErrStuck) {
 		return err
 	}
-	if t.cfg.End != nil {
-		err = errors.Join(err, t.cfg.End())
+	if l.cfg.End != nil {
+		err = errors.Join(err, l.cfg.End())
 	}
-	t.acting.Store(false)
+	l.active.Store(false)
 	return errors.Join(err, lock.release())
 }
 
 // wait returns when this process holds the lock, locking fails, or ctx ends.
-func (t *Turn) wait(ctx context.Context) *hostLock {
+func (l *ActiveLock) wait(ctx context.Context) *hostLock {
 	for {
-		lock, holder, err := takeLock(t.cfg.Path, t.cfg.Self)
+		lock, holder, err := takeLock(l.cfg.Path, l.cfg.Self)
 		if err != nil {
-			t.faults.Note(ctx, err)
+			l.faults.Note(ctx, err)
 			return nil
 		}
 		if lock != nil {
-			if t.waits.Load() {
-				t.cfg.Logger.InfoContext(ctx, "active: the previous process has ended")
+			if l.waits.Load() {
+				l.cfg.Logger.InfoContext(ctx, "active: the previous process has ended")
 			}
 			return lock
 		}
-		if waited := t.waits.Swap(true); t.note(holder) || !waited {
-			t.cfg.Logger.InfoContext(ctx, "standing by: another process is active", "holder", holder)
+		if waited := l.waits.Swap(true); l.note(holder) || !waited {
+			l.cfg.Logger.InfoContext(ctx, "standing by: another process is active", "holder", holder)
 		}
 		select {
 		case <-ctx.Done():
@@ -178,15 +178,15 @@ func (t *Turn) wait(ctx context.Context) *hostLock {
 }
 
 // note records the active process, and reports whether it has changed.
-func (t *Turn) note(holder string) (changed bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	changed = t.holder != holder
-	t.holder = holder
+func (l *ActiveLock) note(holder string) (changed bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	changed = l.holder != holder
+	l.holder = holder
 	return changed
 }
 
-// Alone runs f while this process holds the lock of a Turn, and removes the lock file
+// Alone runs f while this process holds the lock of an ActiveLock, and removes the lock file
 // afterwards. It waits for patience until an active process has ended.
 func Alone(ctx context.Context, path, self string, patience time.Duration, f func() error) error {
 	deadline := time.Now().Add(patience)
