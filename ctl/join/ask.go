@@ -19,7 +19,7 @@ import (
 )
 
 // probe runs temporary pods on nodes of each cluster, for the checks that only nodes can do.
-func (a *all) probe(ctx context.Context) []fault {
+func (a *installation) probe(ctx context.Context) []fault {
 	defer a.sweep(ctx)
 	a.Say("checking nodes of %s with temporary pods in %s", names(a.clusters), probe.Namespace)
 	found := make([]probe.Answers, len(a.clusters))
@@ -59,7 +59,7 @@ func (a *all) probe(ctx context.Context) []fault {
 
 // look asks nodes for links of other programs in the range of proposals, if pods are known by
 // addresses in it, and decides virtual subnets again.
-func (a *all) look(ctx context.Context) (faults []fault) {
+func (a *installation) look(ctx context.Context) (faults []fault) {
 	if !slices.ContainsFunc(a.facts, func(f *inspect.Facts) bool { return len(a.sharing(f)) > 0 }) {
 		return nil
 	}
@@ -81,9 +81,9 @@ func (a *all) look(ctx context.Context) (faults []fault) {
 
 // foreignLink describes the first link in the range of proposals that isn't a cluster's own, as nodes
 // of clusters whose pods, nodes or services are in this range have; empty: there is none.
-func (a *all) foreignLink(f *inspect.Facts, found probe.Answers) string {
-	side := a.side(f)
-	own := slices.Concat(side.pods, f.Services, side.machines)
+func (a *installation) foreignLink(f *inspect.Facts, found probe.Answers) string {
+	remote := a.remoteSettings(f)
+	own := slices.Concat(remote.pods, f.Services, remote.machines)
 	for _, node := range slices.Sorted(maps.Keys(found)) {
 		for _, link := range found[node].Links {
 			is := func(p netip.Prefix) bool { return p.Contains(link.Address) }
@@ -99,14 +99,14 @@ func (a *all) foreignLink(f *inspect.Facts, found probe.Answers) string {
 const longestLink = 15
 
 // sweep deletes the temporary objects of this and of killed runs.
-func (a *all) sweep(ctx context.Context) {
+func (a *installation) sweep(ctx context.Context) {
 	if err := probe.Sweep(ctx, a.clusters); err != nil {
 		a.Warn("%v", err)
 	}
 }
 
 // unprobed returns faults for nodes whose temporary pods failed: one for each reason.
-func (a *all) unprobed(c *cli.Cluster, failed map[string]error) []fault {
+func (a *installation) unprobed(c *cli.Cluster, failed map[string]error) []fault {
 	nodes, reasons := map[string][]string{}, []string(nil)
 	for _, node := range slices.Sorted(maps.Keys(failed)) {
 		reason := failed[node].Error()
@@ -142,7 +142,7 @@ const (
 
 // servers selects the clusters whose API servers the others' nodes test, and returns faults
 // for those that don't fit into a request.
-func (a *all) servers() ([]bool, []fault) {
+func (a *installation) servers() ([]bool, []fault) {
 	try, total := make([]bool, len(a.facts)), 0
 	var faults []fault
 	for i, f := range a.facts {
@@ -161,7 +161,7 @@ func (a *all) servers() ([]bool, []fault) {
 }
 
 // candidates returns the URLs at which a cluster tests another one's API server.
-func (a *all) candidates(f, other *inspect.Facts) []string {
+func (a *installation) candidates(f, other *inspect.Facts) []string {
 	if given := a.Servers[other.Name]; given != "" {
 		return []string{given}
 	}
@@ -173,7 +173,7 @@ func (a *all) candidates(f, other *inspect.Facts) []string {
 
 // choose selects the address at which the others' nodes reach an API server. A cluster that
 // reaches its configured address keeps it.
-func (a *all) choose(j int, other *inspect.Facts, found []probe.Answers) []fault {
+func (a *installation) choose(j int, other *inspect.Facts, found []probe.Answers) []fault {
 	merged, remaining := probe.Answers{}, make([]probe.Answers, len(found))
 	for i, nodes := range found {
 		if have := configured(a.facts[i], other); i != j && a.Servers[other.Name] == "" && have != "" && len(nodes) > 0 {
@@ -220,7 +220,7 @@ func (a *all) choose(j int, other *inspect.Facts, found []probe.Answers) []fault
 }
 
 // recordPorts records the ports that foreign processes use on any node.
-func (a *all) recordPorts(i int, found probe.Answers) {
+func (a *installation) recordPorts(i int, found probe.Answers) {
 	a.taken[i] = map[int]bool{}
 	for _, result := range found {
 		for port := range result.Taken {
@@ -249,7 +249,7 @@ func backends(found probe.Answers) (kernel, userspace int) {
 
 // needed returns the answers of those of a cluster's nodes that have to reach a server. With
 // semaphore-relay some are enough.
-func (a *all) needed(i int, server string, nodes probe.Answers) probe.Answers {
+func (a *installation) needed(i int, server string, nodes probe.Answers) probe.Answers {
 	if a.wanted[i] == nil || !a.wanted[i].Relay {
 		return nodes
 	}

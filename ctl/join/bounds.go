@@ -31,7 +31,7 @@ type limit struct{ prefixes, bits4, bits6 int }
 // the first time, and only up to what clusters need: kops has pods in a /11, kubeadm in a
 // /48; ranges of nodes are derived from their addresses, see inspect.Facts. have are the
 // settings so far.
-func (s *side) bounds(have inspect.Settings) []bound {
+func (s *remoteSettings) bounds(have inspect.Settings) []bound {
 	pods := bound{inspect.PodSubnets, "--pod-subnets", "pods", s.pods, s.podsGiven, false, false, limit{16, 11, 48}}
 	if s.mapped != nil {
 		pods.prefixes, pods.proposed = s.mapped.known(s.pods), len(s.mapped.proposed) > 0
@@ -128,7 +128,7 @@ func (a agreement) asked() bool {
 // agree compares the ranges that remotes report with a cluster's settings for them. It
 // returns new bounds, and faults for ranges that aren't accepted. Reported ranges never widen
 // an existing bound: a remote that has outgrown it is a warning.
-func agree(f *inspect.Facts, remotes []side) ([]agreement, []fault) {
+func agree(f *inspect.Facts, remotes []remoteSettings) ([]agreement, []fault) {
 	var all []agreement
 	var faults []fault
 	for i := range remotes {

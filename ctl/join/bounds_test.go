@@ -17,42 +17,42 @@ func TestBoundsAreNotWidened(t *testing.T) {
 	for name, c := range map[string]struct {
 		there       inspect.Settings
 		pods, nodes string // as gcp reports them
-		wishes      Wishes
+		chosen      InstallOptions
 		wantPods    string
 		wantNodes   string
 		says        string // faults and agreements
 	}{
-		"as it was": {there, "10.4.0.0/16", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16", ""},
-		"less":      {there, "10.4.7.0/24", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16", ""},
-		"everything": {there, "8.0.0.0/7", "10.66.0.0/16,192.168.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16",
+		"as it was": {there, "10.4.0.0/16", "10.66.0.0/16", InstallOptions{}, "10.4.0.0/16", "10.66.0.0/16", ""},
+		"less":      {there, "10.4.7.0/24", "10.66.0.0/16", InstallOptions{}, "10.4.0.0/16", "10.66.0.0/16", ""},
+		"everything": {there, "8.0.0.0/7", "10.66.0.0/16,192.168.0.0/16", InstallOptions{}, "10.4.0.0/16", "10.66.0.0/16",
 			"! aws: it accepts pods of gcp only in 10.4.0.0/16, and gcp has some in 8.0.0.0/7"},
-		"another range": {there, "10.8.0.0/16", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16", "--pod-subnets gcp="},
-		"by the administrator": {there, "10.8.0.0/16", "10.66.0.0/16", Wishes{Pods: map[string][]netip.Prefix{"gcp": subnets(t, "10.8.0.0/16,10.4.0.0/16")}},
+		"another range": {there, "10.8.0.0/16", "10.66.0.0/16", InstallOptions{}, "10.4.0.0/16", "10.66.0.0/16", "--pod-subnets gcp="},
+		"by the administrator": {there, "10.8.0.0/16", "10.66.0.0/16", InstallOptions{Pods: map[string][]netip.Prefix{"gcp": subnets(t, "10.8.0.0/16,10.4.0.0/16")}},
 			"10.8.0.0/16,10.4.0.0/16", "10.66.0.0/16", "+ aws will accept only these addresses of gcp:\n  pods in 10.8.0.0/16,10.4.0.0/16 (as you specified)"},
-		"narrower by the administrator": {there, "10.4.0.0/16", "10.66.0.0/16", Wishes{Pods: map[string][]netip.Prefix{"gcp": subnets(t, "10.4.1.0/24")}},
+		"narrower by the administrator": {there, "10.4.0.0/16", "10.66.0.0/16", InstallOptions{Pods: map[string][]netip.Prefix{"gcp": subnets(t, "10.4.1.0/24")}},
 			"10.4.1.0/24", "10.66.0.0/16", "+ aws will accept only these addresses of gcp:\n  pods in 10.4.1.0/24 (as you specified)"},
-		"the first time": {nil, "10.4.0.0/16", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16",
+		"the first time": {nil, "10.4.0.0/16", "10.66.0.0/16", InstallOptions{}, "10.4.0.0/16", "10.66.0.0/16",
 			"? aws will accept only these addresses of gcp:\n  pods in 10.4.0.0/16 (as it reports)\n  nodes in 10.66.0.0/16 (as it reports)"},
-		"public, the first time": {nil, "10.4.0.0/16", "203.0.113.0/24", Wishes{}, "10.4.0.0/16", "203.0.113.0/24", "it reports nodes in 203.0.113.0/24: 203.0.113.0/24 isn't inside a private range"},
-		"public, and named": {nil, "10.4.0.0/16", "203.0.113.0/24", Wishes{Machines: map[string][]netip.Prefix{"gcp": subnets(t, "203.0.113.0/24")}}, "10.4.0.0/16", "203.0.113.0/24",
+		"public, the first time": {nil, "10.4.0.0/16", "203.0.113.0/24", InstallOptions{}, "10.4.0.0/16", "203.0.113.0/24", "it reports nodes in 203.0.113.0/24: 203.0.113.0/24 isn't inside a private range"},
+		"public, and named": {nil, "10.4.0.0/16", "203.0.113.0/24", InstallOptions{Machines: map[string][]netip.Prefix{"gcp": subnets(t, "203.0.113.0/24")}}, "10.4.0.0/16", "203.0.113.0/24",
 			"? aws will accept only these addresses of gcp:\n  pods in 10.4.0.0/16 (as it reports)\n  nodes in 203.0.113.0/24 (as you specified)"},
-		"too large, the first time": {nil, "10.0.0.0/8", "10.66.0.0/16", Wishes{}, "10.0.0.0/8", "10.66.0.0/16", "these are more addresses than a /11 has: specify the ranges: --pod-subnets gcp="},
-		"across, the first time":    {nil, "8.0.0.0/7", "10.66.0.0/16", Wishes{}, "8.0.0.0/7", "10.66.0.0/16", "isn't inside a private range"},
-		"all, the first time":       {nil, "0.0.0.0/0", "10.66.0.0/16", Wishes{}, "0.0.0.0/0", "10.66.0.0/16", "isn't inside a private range"},
-		"IPv6 too large":            {nil, "fd00::/32", "10.66.0.0/16", Wishes{}, "fd00::/32", "10.66.0.0/16", "more addresses than a /48 has"},
-		"many ranges of nodes":      {nil, "10.4.0.0/16", many(9), Wishes{}, "10.4.0.0/16", many(9), "these are 9 ranges, more than 8"},
-		"many ranges of pods":       {nil, many(17), "10.66.0.0/16", Wishes{}, many(17), "10.66.0.0/16", "these are 17 ranges, more than 16"},
-		"much in all":               {nil, "10.64.0.0/11,10.128.0.0/24", "10.66.0.0/16", Wishes{}, "10.64.0.0/11,10.128.0.0/24", "10.66.0.0/16", "more addresses than a /11 has"},
-		"much of nodes in all":      {nil, "10.4.0.0/16", many(5), Wishes{}, "10.4.0.0/16", many(5), "more addresses than a /14 has"},
-		"nodes without, so far":     {inspect.Settings{"SEMAPHORE_REMOTES": "gcp", pods: "10.4.0.0/16"}, "10.4.0.0/16", "10.66.0.0/16", Wishes{}, "10.4.0.0/16", "10.66.0.0/16", "? aws will accept only these addresses of gcp:\n  nodes in 10.66.0.0/16 (as it reports)"},
-		"all named, nothing to ask": {nil, "1.0.0.0/8", "2.0.0.0/8", Wishes{Pods: map[string][]netip.Prefix{"gcp": subnets(t, "10.4.0.0/16")}, Machines: map[string][]netip.Prefix{"gcp": subnets(t, "10.66.1.0/24")}}, "10.4.0.0/16", "10.66.1.0/24", "+ aws will accept only these addresses of gcp"},
+		"too large, the first time": {nil, "10.0.0.0/8", "10.66.0.0/16", InstallOptions{}, "10.0.0.0/8", "10.66.0.0/16", "these are more addresses than a /11 has: specify the ranges: --pod-subnets gcp="},
+		"across, the first time":    {nil, "8.0.0.0/7", "10.66.0.0/16", InstallOptions{}, "8.0.0.0/7", "10.66.0.0/16", "isn't inside a private range"},
+		"all, the first time":       {nil, "0.0.0.0/0", "10.66.0.0/16", InstallOptions{}, "0.0.0.0/0", "10.66.0.0/16", "isn't inside a private range"},
+		"IPv6 too large":            {nil, "fd00::/32", "10.66.0.0/16", InstallOptions{}, "fd00::/32", "10.66.0.0/16", "more addresses than a /48 has"},
+		"many ranges of nodes":      {nil, "10.4.0.0/16", many(9), InstallOptions{}, "10.4.0.0/16", many(9), "these are 9 ranges, more than 8"},
+		"many ranges of pods":       {nil, many(17), "10.66.0.0/16", InstallOptions{}, many(17), "10.66.0.0/16", "these are 17 ranges, more than 16"},
+		"much in all":               {nil, "10.64.0.0/11,10.128.0.0/24", "10.66.0.0/16", InstallOptions{}, "10.64.0.0/11,10.128.0.0/24", "10.66.0.0/16", "more addresses than a /11 has"},
+		"much of nodes in all":      {nil, "10.4.0.0/16", many(5), InstallOptions{}, "10.4.0.0/16", many(5), "more addresses than a /14 has"},
+		"nodes without, so far":     {inspect.Settings{"SEMAPHORE_REMOTES": "gcp", pods: "10.4.0.0/16"}, "10.4.0.0/16", "10.66.0.0/16", InstallOptions{}, "10.4.0.0/16", "10.66.0.0/16", "? aws will accept only these addresses of gcp:\n  nodes in 10.66.0.0/16 (as it reports)"},
+		"all named, nothing to ask": {nil, "1.0.0.0/8", "2.0.0.0/8", InstallOptions{Pods: map[string][]netip.Prefix{"gcp": subnets(t, "10.4.0.0/16")}, Machines: map[string][]netip.Prefix{"gcp": subnets(t, "10.66.1.0/24")}}, "10.4.0.0/16", "10.66.1.0/24", "+ aws will accept only these addresses of gcp"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			aws := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
 			aws.Installed.Settings = c.there
 			gcp := healthy(t, "gcp", c.pods, "10.104.0.0/16", "10.66.2.2")
 			gcp.Pods, gcp.Machines = subnets(t, c.pods), subnets(t, c.nodes)
-			remotes := []side{c.wishes.side(gcp)}
+			remotes := []remoteSettings{c.chosen.remoteSettings(gcp)}
 			got := settings(aws, remotes, nil)
 			if got[pods] != c.wantPods || got[nodes] != c.wantNodes {
 				t.Errorf("pods in %s, nodes in %s; expected %s and %s", got[pods], got[nodes], c.wantPods, c.wantNodes)
@@ -130,7 +130,7 @@ func TestImportNamespaces(t *testing.T) {
 			}
 			aws, gcp := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2")
 			aws.Installed.Settings = c.there
-			got := settings(aws, []side{f.side(gcp)}, nil)
+			got := settings(aws, []remoteSettings{f.remoteSettings(gcp)}, nil)
 			if value, set := got[key]; set != (c.want != "-") || set && value != c.want {
 				t.Errorf("%q, %v, want %q", value, set, c.want)
 			}

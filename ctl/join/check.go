@@ -50,7 +50,7 @@ func unread(f *inspect.Facts) []fault {
 }
 
 // check returns the faults of a cluster that prevent joining it with these remotes.
-func check(f *inspect.Facts, w *Wishes, remotes []string) []fault {
+func check(f *inspect.Facts, w *InstallOptions, remotes []string) []fault {
 	var faults []fault
 	wrong := func(what, remedy string) { faults = append(faults, fault{cluster: f.Name, what: what, remedy: remedy}) }
 	warn := func(what, remedy string) {
@@ -66,7 +66,7 @@ func check(f *inspect.Facts, w *Wishes, remotes []string) []fault {
 	if f.Installed.Helm != "" {
 		wrong("it is installed by the Helm release "+cli.Quote(f.Installed.Helm), "change its values and run helm upgrade, or uninstall it first")
 	}
-	s := w.side(f)
+	s := w.remoteSettings(f)
 	if len(f.Nodes) == 0 && len(f.Unread) == 0 {
 		wrong("it has no nodes", "add one")
 	}

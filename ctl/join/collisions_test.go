@@ -32,11 +32,11 @@ func TestCollisions(t *testing.T) {
 		}
 		gcp := healthy(t, "gcp", "10.8.0.0/24", "10.104.0.0/16", "10.66.2.2")
 		evil := healthy(t, "evil", c.pods, "10.106.0.0/16", "10.66.3.2")
-		var w Wishes
+		var w InstallOptions
 		if c.given {
 			w.Pods = map[string][]netip.Prefix{"evil": subnets(t, c.pods)}
 		}
-		remotes := []side{w.side(gcp), w.side(evil)}
+		remotes := []remoteSettings{w.remoteSettings(gcp), w.remoteSettings(evil)}
 		agreed, _ := agree(aws, remotes)
 		faults := collisions(aws, settings(aws, remotes, nil), agreed, []*inspect.Facts{aws, gcp, evil})
 		only(t, name, faults, c.want)
@@ -52,8 +52,8 @@ func TestNodesAmongPods(t *testing.T) {
 	gcp := healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2")
 	gcp.Servers = []string{"https://10.66.2.3:6443"}
 	all := []*inspect.Facts{aws, gcp, evil}
-	var w Wishes
-	remotes := []side{w.side(gcp), w.side(evil)}
+	var w InstallOptions
+	remotes := []remoteSettings{w.remoteSettings(gcp), w.remoteSettings(evil)}
 	agreed, _ := agree(aws, remotes)
 	var said []string
 	for _, f := range collisions(aws, settings(aws, remotes, nil), agreed, all) {
@@ -81,8 +81,8 @@ func TestNodesAmongTheirOwnPods(t *testing.T) {
 		gcp := healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.4.0.5")
 		gcp.Servers = []string{server}
 		all := []*inspect.Facts{aws, gcp}
-		var w Wishes
-		remotes := []side{w.side(gcp)}
+		var w InstallOptions
+		remotes := []remoteSettings{w.remoteSettings(gcp)}
 		agreed, _ := agree(aws, remotes)
 		faults := append(collisions(aws, settings(aws, remotes, nil), agreed, all), overlaps(all, &w)...)
 		only(t, server, faults, want)

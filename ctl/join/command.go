@@ -91,7 +91,7 @@ semaphorectl tokens.`,
 			}
 			if f.output == "yaml" {
 				f.NoProbe, f.Adopt = true, true
-				a := newAll(ctx, s, clusters, f.Options)
+				a := newInstallation(ctx, s, clusters, f.Options)
 				if err := a.preflight(ctx); err != nil {
 					return err
 				}
@@ -204,7 +204,7 @@ func (f *flags) parse(names []string) error {
 }
 
 // write writes a folder of files for each cluster, and prints the next steps.
-func (a *all) write(directory string) error {
+func (a *installation) write(directory string) error {
 	for i, f := range a.facts {
 		files, err := a.wanted[i].Files()
 		if err != nil {
@@ -312,7 +312,7 @@ func leaveAll(ctx context.Context, s *cli.Session, name string) error {
 		return err
 	}
 	s.Say("reading the neighbours of %s", name)
-	a := newAll(ctx, s, []*cli.Cluster{one}, Options{})
+	a := newInstallation(ctx, s, []*cli.Cluster{one}, Options{})
 	if err := a.mayLeave(ctx); err != nil {
 		return err
 	}
@@ -329,7 +329,7 @@ func leaveAll(ctx context.Context, s *cli.Session, name string) error {
 	if err != nil {
 		return cli.Hint(err, "neighbours need contexts, too, or --alone leaves them unchanged")
 	}
-	a = newAll(ctx, s, clusters, Options{})
+	a = newInstallation(ctx, s, clusters, Options{})
 	if err := a.mayLeave(ctx); err != nil {
 		return err
 	}

@@ -49,7 +49,7 @@ func TestConfirm(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		s := &cli.Session{In: strings.NewReader(c.typed), Err: &out, Interactive: c.terminal}
-		err := (&all{Session: s, Options: Options{Yes: c.yes}, agreed: c.agreed}).confirm(t.Context())
+		err := (&installation{Session: s, Options: Options{Yes: c.yes}, agreed: c.agreed}).confirm(t.Context())
 		if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%s: error %v, expected %q", name, err, c.says)
 		}
@@ -64,7 +64,7 @@ func TestConfirm(t *testing.T) {
 	over := errors.New("timeout")
 	cancel(over)
 	s := &cli.Session{In: reads, Err: io.Discard, Interactive: true}
-	if err := (&all{Session: s, agreed: answers}).confirm(ctx); !errors.Is(err, over) {
+	if err := (&installation{Session: s, agreed: answers}).confirm(ctx); !errors.Is(err, over) {
 		t.Errorf("without an answer: %v", err)
 	}
 }
@@ -83,7 +83,7 @@ func TestLeaveTouchesNeighboursOnly(t *testing.T) {
 	client.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &version.Info{GitVersion: "v1.36.3", Minor: "36"}
 	merit := &cli.Cluster{Name: "merit", Context: "merit", Config: &rest.Config{}, Client: client, Dynamic: fakedynamic.NewSimpleDynamicClient(scheme.Scheme)}
 	var out bytes.Buffer
-	a := newAll(t.Context(), &cli.Session{Err: &out}, []*cli.Cluster{merit}, Options{})
+	a := newInstallation(t.Context(), &cli.Session{Err: &out}, []*cli.Cluster{merit}, Options{})
 	if err := a.separate(t.Context(), func(*inspect.Facts) ([]internalcluster.Name, bool) { return []internalcluster.Name{"aws"}, false }); err != nil {
 		t.Fatal(err)
 	}

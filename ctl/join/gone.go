@@ -35,7 +35,7 @@ func leaveGone(ctx context.Context, s *cli.Session, gone string, names []string,
 		return err
 	}
 	s.Say("checking %s", strings.Join(names, ", "))
-	a := newAll(ctx, s, clusters, Options{})
+	a := newInstallation(ctx, s, clusters, Options{})
 	if err := a.mayLeave(ctx); err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func leaveGone(ctx context.Context, s *cli.Session, gone string, names []string,
 
 // confirmGone returns an error unless neither this machine, if it has a context for the
 // cluster, nor the nodes of the others reach the API server of a cluster.
-func (a *all) confirmGone(ctx context.Context, gone string) error {
+func (a *installation) confirmGone(ctx context.Context, gone string) error {
 	if c, err := a.Cluster(gone); err == nil {
 		limited, cancel := context.WithTimeout(ctx, answerLimit)
 		_, err := discovery.ToServerVersionInterfaceWithContext(c.Client.Discovery()).ServerVersionWithContext(limited)
@@ -74,7 +74,7 @@ const answerLimit = 10 * time.Second
 
 // unreached returns an error unless nodes of a cluster have tried to reach the API server of
 // another one, and none has.
-func (a *all) unreached(ctx context.Context, c *cli.Cluster, f *inspect.Facts, gone string) error {
+func (a *installation) unreached(ctx context.Context, c *cli.Cluster, f *inspect.Facts, gone string) error {
 	name := cluster.Name(gone)
 	if !slices.Contains(f.Installed.Settings.Remotes(), name) {
 		return nil // It will stay as it is.

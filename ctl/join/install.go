@@ -26,7 +26,7 @@ type step struct {
 
 // steps runs steps one after the other, each for all clusters at the same time. It returns
 // the names of those that are done.
-func (a *all) steps(ctx context.Context, list ...step) (done []string, err error) {
+func (a *installation) steps(ctx context.Context, list ...step) (done []string, err error) {
 	for _, s := range list {
 		if err := s.do(ctx); err != nil {
 			if context.Cause(ctx) != nil {
@@ -45,7 +45,7 @@ func (a *all) steps(ctx context.Context, list ...step) (done []string, err error
 }
 
 // install brings the clusters into the planned state.
-func (a *all) install(ctx context.Context) error {
+func (a *installation) install(ctx context.Context) error {
 	done, err := a.steps(ctx,
 		step{"revocations", a.finishRevocations},
 		step{"accounts and rights", a.applyAll(a.rightsOfBoth, func(o *unstructured.Unstructured) bool { return !workload(o) }, "accounts, rights and settings")},
@@ -66,7 +66,7 @@ func (a *all) install(ctx context.Context) error {
 	return nil
 }
 
-func (a *all) applyAll(of func(int) ([]*unstructured.Unstructured, error), which func(*unstructured.Unstructured) bool, what string) func(context.Context) error {
+func (a *installation) applyAll(of func(int) ([]*unstructured.Unstructured, error), which func(*unstructured.Unstructured) bool, what string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		return a.each(func(i int, c *cli.Cluster) error {
 			all, err := of(i)
@@ -89,7 +89,7 @@ func (a *all) applyAll(of func(int) ([]*unstructured.Unstructured, error), which
 }
 
 // waitAll waits until all workloads are rolled out.
-func (a *all) waitAll(ctx context.Context) error {
+func (a *installation) waitAll(ctx context.Context) error {
 	return a.each(func(i int, c *cli.Cluster) error {
 		for _, o := range a.objects[i] {
 			if !workload(o) || o.GetKind() == "CronJob" {
@@ -143,7 +143,7 @@ func rollout(o *unstructured.Unstructured) error {
 }
 
 // pruneAll deletes objects of earlier versions.
-func (a *all) pruneAll(ctx context.Context) error {
+func (a *installation) pruneAll(ctx context.Context) error {
 	return a.each(func(i int, c *cli.Cluster) error {
 		removed, err := remove(ctx, c, a.objects[i])
 		if removed > 0 {
@@ -158,7 +158,7 @@ const meetLimit = 2 * time.Minute
 
 // meet runs a pod in each cluster. A pod becomes ready when it and the pods of all other
 // clusters have received a response from each other.
-func (a *all) meet(ctx context.Context) error {
+func (a *installation) meet(ctx context.Context) error {
 	if a.NoProbe {
 		return nil
 	}
@@ -199,7 +199,7 @@ func (a *all) meet(ctx context.Context) error {
 	return nil
 }
 
-func (a *all) meetingPod(ctx context.Context, c *cli.Cluster, request reach.Request) (*corev1.Pod, error) {
+func (a *installation) meetingPod(ctx context.Context, c *cli.Cluster, request reach.Request) (*corev1.Pod, error) {
 	request.MeetFor = int(meetLimit / time.Second)
 	pod := probe.Pod(a.Image, "", request)
 	pod, err := c.Client.CoreV1().Pods(probe.Namespace).Create(ctx, pod, metav1.CreateOptions{})

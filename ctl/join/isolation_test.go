@@ -14,7 +14,7 @@ import (
 // objects, files and server blocks.
 func others(t *testing.T, gcps inspect.Settings, image string) string {
 	t.Helper()
-	a := &all{Session: &cli.Session{}, facts: []*inspect.Facts{
+	a := &installation{Session: &cli.Session{}, facts: []*inspect.Facts{
 		healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"),
 		healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2"),
 		healthy(t, "merit", "10.6.0.0/16", "10.106.0.0/16", "10.66.3.2"),

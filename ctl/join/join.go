@@ -21,7 +21,7 @@ import (
 
 // Options are the flags of join.
 type Options struct {
-	Wishes
+	InstallOptions
 	// Adopt accepts existing objects of a manual installation.
 	Adopt bool
 	// NoProbe skips the checks that need temporary pods.
@@ -35,8 +35,8 @@ type Options struct {
 	AfterStep func(step string) error
 }
 
-// all is the state of a run for all clusters.
-type all struct {
+// installation is the state of a run for all clusters.
+type installation struct {
 	*cli.Session
 	Options
 	clusters []*cli.Cluster
@@ -53,9 +53,9 @@ type all struct {
 	handed []map[string][]string
 }
 
-func newAll(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Options) *all {
+func newInstallation(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Options) *installation {
 	n := len(clusters)
-	a := &all{Session: s, Options: o, clusters: clusters,
+	a := &installation{Session: s, Options: o, clusters: clusters,
 		facts: make([]*inspect.Facts, n), settings: make([]inspect.Settings, n), wanted: make([]*manifests.Cluster, n),
 		objects: make([][]*unstructured.Unstructured, n), taken: make([]map[int]bool, n),
 		stays: map[[2]string]bool{}, handed: make([]map[string][]string, n),
@@ -72,7 +72,7 @@ func newAll(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Opti
 }
 
 // each calls do for all clusters at the same time.
-func (a *all) each(do func(i int, c *cli.Cluster) error) error {
+func (a *installation) each(do func(i int, c *cli.Cluster) error) error {
 	errs := make([]error, len(a.clusters))
 	var group sync.WaitGroup
 	for i, c := range a.clusters {
@@ -85,7 +85,7 @@ func (a *all) each(do func(i int, c *cli.Cluster) error) error {
 // Join joins clusters, each with each other.
 func Join(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Options) error {
 	s.Say("checking %s", names(clusters))
-	a := newAll(ctx, s, clusters, o)
+	a := newInstallation(ctx, s, clusters, o)
 	if err := a.preflight(ctx); err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func Join(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Option
 }
 
 // confirm asks the administrator to accept the ranges that clusters report.
-func (a *all) confirm(ctx context.Context) error {
+func (a *installation) confirm(ctx context.Context) error {
 	unchosen := len(a.options()) > 0
 	switch {
 	case unchosen && a.Yes:
@@ -136,7 +136,7 @@ func names(clusters []*cli.Cluster) string {
 
 // preflight runs all checks, and reports all faults at once. It changes nothing except for
 // temporary pods.
-func (a *all) preflight(ctx context.Context) error {
+func (a *installation) preflight(ctx context.Context) error {
 	if err := a.stopped(ctx); err != nil {
 		return err
 	}
@@ -169,7 +169,7 @@ func (a *all) preflight(ctx context.Context) error {
 		if f.Calico.Version == "" && f.Version != "" && slices.Contains(a.Tools, manifests.Policy) {
 			faults = append(faults, fault{cluster: f.Name, what: "Calico isn't installed, which semaphore-policy needs", remedy: "use --tools wireguard,mirror"})
 		}
-		found := check(f, &a.Wishes, a.others(f))
+		found := check(f, &a.InstallOptions, a.others(f))
 		if len(lacking[i]) > 0 {
 			// These name all rights at once.
 			found = slices.Concat(lacking[i], slices.DeleteFunc(found, func(f fault) bool { return f.forbidden }))
@@ -177,9 +177,9 @@ func (a *all) preflight(ctx context.Context) error {
 		faults = append(faults, found...)
 		a.summary(i)
 	}
-	faults = append(faults, overlaps(a.facts, &a.Wishes)...)
+	faults = append(faults, overlaps(a.facts, &a.InstallOptions)...)
 	for i, f := range a.facts {
-		agreed, refused := agree(f, a.sides(f))
+		agreed, refused := agree(f, a.remotesOf(f))
 		for n := range agreed {
 			if readable && a.wanted[i].MultiCluster != nil {
 				agreed[n].imports = imports(f.Installed.Settings, a.settings[i], cluster.Name(agreed[n].remote))
@@ -244,21 +244,21 @@ func (a *all) preflight(ctx context.Context) error {
 	return nil
 }
 
-// sides returns the clusters that a cluster is joined with.
-func (a *all) sides(f *inspect.Facts) []side {
-	var sides []side
+// remotesOf returns the clusters that a cluster is joined with.
+func (a *installation) remotesOf(f *inspect.Facts) []remoteSettings {
+	var remotes []remoteSettings
 	for _, other := range a.facts {
 		if other != f {
-			r := a.side(other)
+			r := a.remoteSettings(other)
 			r.chosen = r.chosen && !a.stays[[2]string{f.Name, other.Name}]
-			sides = append(sides, r)
+			remotes = append(remotes, r)
 		}
 	}
-	return sides
+	return remotes
 }
 
 // others returns the names of the clusters that a cluster is joined with.
-func (a *all) others(f *inspect.Facts) []string {
+func (a *installation) others(f *inspect.Facts) []string {
 	var names []string
 	for _, other := range a.facts {
 		if other != f {
@@ -269,7 +269,7 @@ func (a *all) others(f *inspect.Facts) []string {
 }
 
 // summary prints the facts of a cluster.
-func (a *all) summary(i int) {
+func (a *installation) summary(i int) {
 	f := a.facts[i]
 	if f.Version == "" {
 		return
@@ -284,15 +284,15 @@ func (a *all) summary(i int) {
 		}
 		unknown, say = append(unknown, what), a.Warn
 	}
-	side := a.side(f)
+	remote := a.remoteSettings(f)
 	add(len(f.Nodes) > 0, cli.Count(len(f.Nodes), "node"), "its nodes")
-	pods := "pods in " + shortened(side.pods)
-	if len(side.mapped.now) > 0 {
-		pods += ", for other clusters in " + shortened(side.mapped.known(side.pods))
+	pods := "pods in " + shortened(remote.pods)
+	if len(remote.mapped.now) > 0 {
+		pods += ", for other clusters in " + shortened(remote.mapped.known(remote.pods))
 	}
-	add(len(side.pods) > 0, pods, "the ranges of its pods")
+	add(len(remote.pods) > 0, pods, "the ranges of its pods")
 	add(len(f.Services) > 0, "services in "+shortened(f.Services), "those of its services")
-	add(len(side.machines) > 0, "nodes in "+shortened(side.machines), "those of its nodes")
+	add(len(remote.machines) > 0, "nodes in "+shortened(remote.machines), "those of its nodes")
 	if f.Plugin != "" {
 		known = append(known, f.Plugin)
 	} else {
@@ -305,7 +305,7 @@ func (a *all) summary(i int) {
 }
 
 // report prints warnings, and returns an error for the other faults.
-func (a *all) report(faults []fault) error {
+func (a *installation) report(faults []fault) error {
 	var errs []error
 	for _, f := range few(faults) {
 		if f.warning {
@@ -351,7 +351,7 @@ func few(faults []fault) []fault {
 }
 
 // render computes settings and objects from the facts so far.
-func (a *all) render() error {
+func (a *installation) render() error {
 	a.want()
 	for i, wanted := range a.wanted {
 		var err error
@@ -363,20 +363,20 @@ func (a *all) render() error {
 }
 
 // want computes settings and manifests from the facts so far.
-func (a *all) want() {
+func (a *installation) want() {
 	a.nodes = len(largest(a.facts).Nodes)
 	for i, f := range a.facts {
-		a.settings[i] = settings(f, a.sides(f), a.taken[i])
-		a.Wishes.choose(a.settings[i])
+		a.settings[i] = settings(f, a.remotesOf(f), a.taken[i])
+		a.InstallOptions.choose(a.settings[i])
 		a.setMap(f, a.settings[i])
-		wishes := a.Wishes
-		if wishes.Tools == nil {
-			wishes.Tools = []string{manifests.WireGuard, manifests.Mirror}
+		chosen := a.InstallOptions
+		if chosen.Tools == nil {
+			chosen.Tools = []string{manifests.WireGuard, manifests.Mirror}
 			if f.Calico.Version != "" {
-				wishes.Tools = manifests.Tools()
+				chosen.Tools = manifests.Tools()
 			}
 		}
-		if a.wanted[i] = desired(f, &wishes, a.settings[i]); !a.wanted[i].Relay && a.settings[i][inspect.RemotesFrom] == inspect.RemotesFromRelay {
+		if a.wanted[i] = desired(f, &chosen, a.settings[i]); !a.wanted[i].Relay && a.settings[i][inspect.RemotesFrom] == inspect.RemotesFromRelay {
 			delete(a.settings[i], inspect.RemotesFrom)
 		}
 	}
@@ -384,12 +384,12 @@ func (a *all) want() {
 
 // finishRevocations completes interrupted revocations. The next step would restore the
 // accounts' rights and Secrets.
-func (a *all) finishRevocations(ctx context.Context) error {
+func (a *installation) finishRevocations(ctx context.Context) error {
 	return handover.Finish(ctx, a.Session, a.clusters)
 }
 
 // handAll hands over tokens that are missing or refused.
-func (a *all) handAll(ctx context.Context) error {
+func (a *installation) handAll(ctx context.Context) error {
 	return a.each(func(i int, to *cli.Cluster) error {
 		var errs []error
 		a.handed[i] = map[string][]string{}
@@ -409,6 +409,6 @@ func (a *all) handAll(ctx context.Context) error {
 }
 
 // awaitTokens waits until the programs have tokens that are accepted.
-func (a *all) awaitTokens(ctx context.Context) error {
+func (a *installation) awaitTokens(ctx context.Context) error {
 	return a.each(func(i int, c *cli.Cluster) error { return handover.Await(ctx, a.Session, c, a.handed[i]) })
 }

@@ -38,7 +38,7 @@ type leaving struct {
 // A cluster without remaining neighbours is uninstalled, except for the keys on its nodes.
 func Leave(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Options) error {
 	s.Say("checking %s", names(clusters))
-	a := newAll(ctx, s, clusters, o)
+	a := newInstallation(ctx, s, clusters, o)
 	if err := a.mayLeave(ctx); err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func Leave(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Optio
 // withdrawn everywhere, so that no request goes to a tunnel that is removed after that. From
 // returns the clusters to leave, and whether the administrator asked for this cluster itself
 // to leave; otherwise it stays as it is unless it is joined with them.
-func (a *all) separate(ctx context.Context, from func(*inspect.Facts) ([]cluster.Name, bool)) error {
+func (a *installation) separate(ctx context.Context, from func(*inspect.Facts) ([]cluster.Name, bool)) error {
 	plans := make([]leaving, len(a.clusters))
 	for i, f := range a.facts {
 		names, asked := from(f)
@@ -83,7 +83,7 @@ func (a *all) separate(ctx context.Context, from func(*inspect.Facts) ([]cluster
 }
 
 // unfinished adds how to continue to the error of an interrupted or failed run of leave.
-func (a *all) unfinished(err error) error {
+func (a *installation) unfinished(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -91,7 +91,7 @@ func (a *all) unfinished(err error) error {
 }
 
 // mayLeave checks that the clusters are the intended ones, and were installed by this tool.
-func (a *all) mayLeave(ctx context.Context) error {
+func (a *installation) mayLeave(ctx context.Context) error {
 	if err := a.stopped(ctx); err != nil {
 		return err
 	}
@@ -175,7 +175,7 @@ func plan(f *inspect.Facts, from []cluster.Name) leaving {
 }
 
 // leaveSome removes some neighbours from a cluster that has others.
-func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) error {
+func (a *installation) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) error {
 	f := a.facts[i]
 	gone := strings.ReplaceAll(list(p.from), ",", ", ")
 	if !p.joined && !p.started {
@@ -183,13 +183,13 @@ func (a *all) leaveSome(ctx context.Context, i int, c *cli.Cluster, p leaving) e
 		return nil
 	}
 	a.settings[i] = p.settings
-	wishes := Wishes{Tools: f.Installed.Tools, Image: f.Installed.Image}
+	chosen := InstallOptions{Tools: f.Installed.Tools, Image: f.Installed.Image}
 	var err error
-	a.wanted[i] = desired(f, &wishes, p.settings)
+	a.wanted[i] = desired(f, &chosen, p.settings)
 	if a.objects[i], err = a.wanted[i].Render(); err != nil {
 		return err
 	}
-	one := &all{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1],
+	one := &installation{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1],
 		settings: a.settings[i : i+1], wanted: a.wanted[i : i+1], objects: a.objects[i : i+1]}
 	one.sweep(ctx)
 	_, err = one.steps(ctx,
@@ -270,7 +270,7 @@ func deleteAll(ctx context.Context, c *cli.Cluster, r schema.GroupVersionResourc
 
 // leaveEntirely uninstalls a cluster: first the agents clean up their nodes, then all
 // objects are deleted.
-func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
+func (a *installation) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 	f := a.facts[i]
 	found, err := owned(ctx, c)
 	if err != nil {
@@ -288,7 +288,7 @@ func (a *all) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 		}
 		return a.deleteCRDs(ctx, c, f)
 	}
-	one := &all{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1]}
+	one := &installation{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1]}
 	one.sweep(ctx)
 	_, err = one.steps(ctx,
 		step{"names", func(ctx context.Context) error {
@@ -352,12 +352,12 @@ func poll(ctx context.Context, ask func(context.Context) error) error {
 const agent = "semaphore-wireguard"
 
 // cleanNodes lets the agents clean up their nodes, and waits until all of them have.
-func (a *all) cleanNodes(ctx context.Context, c *cli.Cluster, f *inspect.Facts) error {
+func (a *installation) cleanNodes(ctx context.Context, c *cli.Cluster, f *inspect.Facts) error {
 	if !slices.Contains(f.Installed.Tools, manifests.WireGuard) {
 		return nil
 	}
-	wishes := Wishes{Tools: []string{manifests.WireGuard}, Image: f.Installed.Image}
-	wanted := desired(f, &wishes, f.Installed.Settings)
+	chosen := InstallOptions{Tools: []string{manifests.WireGuard}, Image: f.Installed.Image}
+	wanted := desired(f, &chosen, f.Installed.Settings)
 	wanted.Cleanup, wanted.Pools = true, nil
 	objects, err := wanted.Render()
 	if err != nil {

@@ -34,13 +34,13 @@ const (
 
 // implements reports whether the mirror of a cluster is to implement the Multi-Cluster Services
 // API: by --mcs, the settings, and what is installed.
-func (w *Wishes) implements(f *inspect.Facts, tools []string, settings inspect.Settings) bool {
+func (w *InstallOptions) implements(f *inspect.Facts, tools []string, settings inspect.Settings) bool {
 	return slices.Contains(tools, manifests.Mirror) && settings[multiClusterSetting] != multiClusterOff &&
 		(w.MultiCluster || f.MultiCluster.Installed) && f.MultiCluster.Err == nil
 }
 
 // choose sets the setting by --mcs. What was given before is kept without the flag.
-func (w *Wishes) choose(settings inspect.Settings) {
+func (w *InstallOptions) choose(settings inspect.Settings) {
 	switch now := settings[multiClusterSetting]; {
 	case w.MultiClusterGiven && !w.MultiCluster:
 		settings[multiClusterSetting] = multiClusterOff
@@ -129,7 +129,7 @@ func foreignCRDs(f *inspect.Facts) string {
 }
 
 // reportCRDs prints which CRDs exist and aren't ours.
-func (a *all) reportCRDs(context.Context) error {
+func (a *installation) reportCRDs(context.Context) error {
 	for i, f := range a.facts {
 		if foreign := foreignCRDs(f); foreign != "" && a.wanted[i].MultiCluster != nil {
 			a.Done("%s: the CRDs of the Multi-Cluster Services API exist, and join leaves them unchanged%s", f.Name, foreign)
@@ -211,7 +211,7 @@ func forgotten(o *unstructured.Unstructured) bool {
 const importSlices = "endpointslice.kubernetes.io/managed-by=" + mirrorName + "," + v1beta1.LabelSourceCluster
 
 // deleteCRDs deletes the CRDs that semaphorectl has created, unless there are objects.
-func (a *all) deleteCRDs(ctx context.Context, c *cli.Cluster, f *inspect.Facts) error {
+func (a *installation) deleteCRDs(ctx context.Context, c *cli.Cluster, f *inspect.Facts) error {
 	var ours []string
 	for name, crd := range f.MultiCluster.CRDs {
 		if crd.Ours {

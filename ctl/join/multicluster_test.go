@@ -80,39 +80,39 @@ func TestMultiCluster(t *testing.T) {
 	for name, c := range map[string]struct {
 		have     []runtime.Object
 		objects  []runtime.Object
-		wishes   Wishes
+		chosen   InstallOptions
 		settings inspect.Settings
 		// what the cluster gets: "crds", "rights", "dns", and the only fault
 		want, fault string
 	}{
-		"nothing is there":         {nil, withCoreDNS(latest), Wishes{MultiCluster: true}, nil, "crds rights dns", ""},
-		"joined again":             {crds("v0.5.2", true, nil), withCoreDNS(latest), Wishes{MultiCluster: true}, nil, "crds rights dns", ""},
-		"ours and older":           {crds("v0.4.1", true, without("v1beta1")), withCoreDNS(latest), Wishes{MultiCluster: true}, nil, "crds rights dns", ""},
-		"ours and newer":           {crds("v0.6.0", true, nil), withCoreDNS(latest), Wishes{MultiCluster: true}, nil, "rights dns", ""},
-		"of another one":           {crds("v0.4.1", false, nil), withCoreDNS(latest), Wishes{MultiCluster: true}, nil, "rights dns", ""},
-		"of another one, too old":  {crds("", false, without("v1beta1")), withCoreDNS(latest), Wishes{MultiCluster: true}, nil, "", "don't serve v1beta1 (serviceexports.multicluster.x-k8s.io: no release-version, v1alpha1 served;"},
-		"of another one, too new":  {crds("v0.9.0", false, without("v1alpha1")), withCoreDNS(latest), Wishes{MultiCluster: true}, nil, "rights", "CoreDNS reads them as v1alpha1"},
-		"an older CoreDNS":         {nil, withCoreDNS("coredns:1.11.3"), Wishes{MultiCluster: true}, nil, "crds rights", "CoreDNS 1.11.3 is too old"},
-		"an unknown CoreDNS":       {nil, withCoreDNS("dns@sha256:01"), Wishes{MultiCluster: true}, nil, "crds rights", "doesn't show the version"},
-		"no CoreDNS":               {nil, nil, Wishes{MultiCluster: true}, nil, "crds rights", ""},
-		"left out":                 {nil, withCoreDNS(latest), Wishes{MultiClusterGiven: true}, nil, "", ""},
-		"left out before":          {nil, withCoreDNS(latest), Wishes{MultiCluster: true}, inspect.Settings{multiClusterSetting: multiClusterOff}, "", ""},
-		"left out before, and now": {nil, withCoreDNS(latest), Wishes{MultiCluster: true, MultiClusterGiven: true}, inspect.Settings{multiClusterSetting: multiClusterOff}, "crds rights dns", ""},
-		"leave, with it":           {crds("v0.5.2", true, nil), append(withCoreDNS(latest), role), Wishes{}, nil, "crds rights dns", ""},
-		"leave, without it":        {nil, withCoreDNS(latest), Wishes{}, nil, "", ""},
-		"another tool":             {nil, withCoreDNS(latest), Wishes{MultiCluster: true, Tools: []string{manifests.WireGuard}}, nil, "", ""},
+		"nothing is there":         {nil, withCoreDNS(latest), InstallOptions{MultiCluster: true}, nil, "crds rights dns", ""},
+		"joined again":             {crds("v0.5.2", true, nil), withCoreDNS(latest), InstallOptions{MultiCluster: true}, nil, "crds rights dns", ""},
+		"ours and older":           {crds("v0.4.1", true, without("v1beta1")), withCoreDNS(latest), InstallOptions{MultiCluster: true}, nil, "crds rights dns", ""},
+		"ours and newer":           {crds("v0.6.0", true, nil), withCoreDNS(latest), InstallOptions{MultiCluster: true}, nil, "rights dns", ""},
+		"of another one":           {crds("v0.4.1", false, nil), withCoreDNS(latest), InstallOptions{MultiCluster: true}, nil, "rights dns", ""},
+		"of another one, too old":  {crds("", false, without("v1beta1")), withCoreDNS(latest), InstallOptions{MultiCluster: true}, nil, "", "don't serve v1beta1 (serviceexports.multicluster.x-k8s.io: no release-version, v1alpha1 served;"},
+		"of another one, too new":  {crds("v0.9.0", false, without("v1alpha1")), withCoreDNS(latest), InstallOptions{MultiCluster: true}, nil, "rights", "CoreDNS reads them as v1alpha1"},
+		"an older CoreDNS":         {nil, withCoreDNS("coredns:1.11.3"), InstallOptions{MultiCluster: true}, nil, "crds rights", "CoreDNS 1.11.3 is too old"},
+		"an unknown CoreDNS":       {nil, withCoreDNS("dns@sha256:01"), InstallOptions{MultiCluster: true}, nil, "crds rights", "doesn't show the version"},
+		"no CoreDNS":               {nil, nil, InstallOptions{MultiCluster: true}, nil, "crds rights", ""},
+		"left out":                 {nil, withCoreDNS(latest), InstallOptions{MultiClusterGiven: true}, nil, "", ""},
+		"left out before":          {nil, withCoreDNS(latest), InstallOptions{MultiCluster: true}, inspect.Settings{multiClusterSetting: multiClusterOff}, "", ""},
+		"left out before, and now": {nil, withCoreDNS(latest), InstallOptions{MultiCluster: true, MultiClusterGiven: true}, inspect.Settings{multiClusterSetting: multiClusterOff}, "crds rights dns", ""},
+		"leave, with it":           {crds("v0.5.2", true, nil), append(withCoreDNS(latest), role), InstallOptions{}, nil, "crds rights dns", ""},
+		"leave, without it":        {nil, withCoreDNS(latest), InstallOptions{}, nil, "", ""},
+		"another tool":             {nil, withCoreDNS(latest), InstallOptions{MultiCluster: true, Tools: []string{manifests.WireGuard}}, nil, "", ""},
 	} {
 		f := inspect.Read(t.Context(), &cli.Cluster{Name: "aws", Config: &rest.Config{}, Client: fake.NewClientset(c.objects...), Dynamic: fakedynamic.NewSimpleDynamicClient(scheme.Scheme, c.have...)})
 		settings := inspect.Settings{"SEMAPHORE_REMOTES": "gcp"}
 		for key, value := range c.settings {
 			settings[key] = value
 		}
-		if c.wishes.Tools == nil {
-			c.wishes.Tools = []string{manifests.Mirror}
+		if c.chosen.Tools == nil {
+			c.chosen.Tools = []string{manifests.Mirror}
 		}
-		c.wishes.Image = "i:1"
-		c.wishes.choose(settings)
-		wanted := desired(f, &c.wishes, settings)
+		c.chosen.Image = "i:1"
+		c.chosen.choose(settings)
+		wanted := desired(f, &c.chosen, settings)
 		var got []string
 		if m := wanted.MultiCluster; m != nil {
 			if len(m.CRDs) == 2 {
@@ -182,7 +182,7 @@ func TestCRDsAreDeleted(t *testing.T) {
 		var out strings.Builder
 		cluster := &cli.Cluster{Name: "aws", Context: "aws", Config: &rest.Config{}, Client: fake.NewClientset(), Dynamic: client}
 		f := inspect.Read(t.Context(), cluster)
-		if err := (&all{Session: &cli.Session{Err: &out}}).deleteCRDs(t.Context(), cluster, f); err != nil {
+		if err := (&installation{Session: &cli.Session{Err: &out}}).deleteCRDs(t.Context(), cluster, f); err != nil {
 			t.Fatal(err)
 		}
 		left, err := client.Resource(definitions).List(t.Context(), metav1.ListOptions{})

@@ -73,7 +73,7 @@ func unnamed(f *inspect.Facts, wanted *manifests.Cluster) []fault {
 
 // nameAll puts our server blocks into CoreDNS's configuration, or removes them where the
 // mirror isn't installed.
-func (a *all) nameAll(ctx context.Context) error {
+func (a *installation) nameAll(ctx context.Context) error {
 	return a.each(func(i int, c *cli.Cluster) error {
 		if !slices.Contains(a.wanted[i].Tools, manifests.Mirror) {
 			return a.name(ctx, c, nil)
@@ -87,7 +87,7 @@ func (a *all) nameAll(ctx context.Context) error {
 }
 
 // name makes CoreDNS serve zones, and no others of ours.
-func (a *all) name(ctx context.Context, c *cli.Cluster, zones []coredns.Zone) error {
+func (a *installation) name(ctx context.Context, c *cli.Cluster, zones []coredns.Zone) error {
 	changed, err := coredns.Write(ctx, c.Client, zones)
 	if err != nil {
 		return fmt.Errorf("%s: CoreDNS: %w", c.Name, err)

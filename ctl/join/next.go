@@ -10,7 +10,7 @@ import (
 )
 
 // next prints what to do with joined clusters: commands for the first two.
-func (a *all) next() {
+func (a *installation) next() {
 	words := []string{}
 	for _, c := range a.clusters {
 		words = append(words, c.Name)
@@ -38,7 +38,7 @@ func (a *all) next() {
 
 // progress returns what an interrupted or failed run of join has done, and how to continue
 // or undo it.
-func (a *all) progress(done []string) string {
+func (a *installation) progress(done []string) string {
 	text := "done: " + strings.Join(done, ", ") + "; "
 	if len(done) == 0 {
 		text = ""
@@ -52,7 +52,7 @@ func (a *all) progress(done []string) string {
 
 // undo returns the command that separates what this run joins; empty: some of the clusters
 // were joined with each other before, which it would separate, too.
-func (a *all) undo() string {
+func (a *installation) undo() string {
 	words := []string{"leave"}
 	for i, f := range a.facts {
 		words = append(words, f.Name)

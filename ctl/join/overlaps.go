@@ -82,7 +82,7 @@ func remedy(a, b *span) string {
 
 // spans returns the ranges of clusters, and those in their settings for clusters that
 // aren't among the arguments. Ranges of one cluster and kind are disjoint.
-func spans(all []*inspect.Facts, w *Wishes) []span {
+func spans(all []*inspect.Facts, w *InstallOptions) []span {
 	var spans []span
 	add := func(s span, prefixes []netip.Prefix) {
 		for _, s.prefix = range inspect.Compact(prefixes) {
@@ -93,13 +93,13 @@ func spans(all []*inspect.Facts, w *Wishes) []span {
 	asked := map[string]bool{}
 	for i, f := range all {
 		asked[f.Name] = true
-		side := w.side(f)
+		remote := w.remoteSettings(f)
 		var inner []netip.Prefix
-		for _, m := range side.mapped.now {
+		for _, m := range remote.mapped.now {
 			inner = append(inner, m.Real)
 		}
-		add(span{cluster: f.Name, number: i, kind: ofPods, what: "pods"}, slices.DeleteFunc(slices.Clone(side.pods), func(p netip.Prefix) bool { return inspect.Cover(inner, []netip.Prefix{p}) }))
-		add(span{cluster: f.Name, number: i, kind: ofPods, what: "virtual subnets", virtual: true}, side.mapped.now.Virtuals())
+		add(span{cluster: f.Name, number: i, kind: ofPods, what: "pods"}, slices.DeleteFunc(slices.Clone(remote.pods), func(p netip.Prefix) bool { return inspect.Cover(inner, []netip.Prefix{p}) }))
+		add(span{cluster: f.Name, number: i, kind: ofPods, what: "virtual subnets", virtual: true}, remote.mapped.now.Virtuals())
 		add(span{cluster: f.Name, number: i, kind: ofRealPods, what: "pods"}, inner)
 		add(span{cluster: f.Name, number: i, kind: ofServices, what: "services"}, f.Services)
 		// Single addresses: the node subnets are only an estimate.
@@ -142,7 +142,7 @@ func spans(all []*inspect.Facts, w *Wishes) []span {
 
 // overlaps compares the ranges of clusters with each other, and with those in the settings
 // for clusters that aren't among the arguments.
-func overlaps(all []*inspect.Facts, w *Wishes) []fault {
+func overlaps(all []*inspect.Facts, w *InstallOptions) []fault {
 	n := len(all)
 	spans := spans(all, w)
 	// By the numbers of two spans; the smaller one is that of a cluster.

@@ -33,12 +33,12 @@ func TestOverlapsWithRemotes(t *testing.T) {
 		aws, gcp := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", c.pods, c.services, "10.66.2.2")
 		aws.Installed.Settings = map[string]string{"SEMAPHORE_REMOTES": "merit", merit + c.key: c.value}
 		for order, all := range map[string][]*inspect.Facts{"first": {aws, gcp}, "last": {gcp, aws}} {
-			faults := overlaps(all, &Wishes{})
+			faults := overlaps(all, &InstallOptions{})
 			only(t, name+", aws "+order, faults, c.want)
 		}
 		// gcp's settings for merit don't hide those of aws.
 		gcp.Installed.Settings = map[string]string{"SEMAPHORE_REMOTES": "merit", merit + c.key: "192.168.7.0/24"}
-		if faults := overlaps([]*inspect.Facts{gcp, aws}, &Wishes{}); len(faults) > 0 != (c.want != "") {
+		if faults := overlaps([]*inspect.Facts{gcp, aws}, &InstallOptions{}); len(faults) > 0 != (c.want != "") {
 			t.Errorf("%s, gcp has others for it: faults %v", name, faults)
 		}
 	}
@@ -51,7 +51,7 @@ func TestOverlapsAreBounded(t *testing.T) {
 		n := inspect.Node{Name: fmt.Sprintf("n%d", i), Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 66, 7, byte(i)})}}
 		aws.Nodes, gcp.Nodes = append(aws.Nodes, n), append(gcp.Nodes, n)
 	}
-	faults := overlaps([]*inspect.Facts{aws, gcp, healthy(t, "merit", "10.2.0.0/16", "10.106.0.0/16", "10.66.3.2")}, &Wishes{})
+	faults := overlaps([]*inspect.Facts{aws, gcp, healthy(t, "merit", "10.2.0.0/16", "10.106.0.0/16", "10.66.3.2")}, &InstallOptions{})
 	var gcps []string
 	for _, f := range faults {
 		if f.cluster == "aws, gcp" {
@@ -87,7 +87,7 @@ func TestOverlapsOfManyNodes(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	done := make(chan int, 1)
-	go func() { done <- len(overlaps([]*inspect.Facts{aws, gcp, merit}, &Wishes{})) }()
+	go func() { done <- len(overlaps([]*inspect.Facts{aws, gcp, merit}, &InstallOptions{})) }()
 	select {
 	case n := <-done:
 		// Three pairs, and each of them with merit's remotes.

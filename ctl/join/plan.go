@@ -24,8 +24,8 @@ import (
 // flannel uses.
 const firstPort = 51840
 
-// Wishes are the administrator's choices; the maps are by cluster.
-type Wishes struct {
+// InstallOptions are the administrator's choices; the maps are by cluster.
+type InstallOptions struct {
 	Tools []string
 	Image string
 	// PullSecret is the name of the Secret with the registry's credentials; nil: the installed
@@ -55,8 +55,8 @@ type Wishes struct {
 	links map[string]string
 }
 
-// side is a cluster in the settings of the others.
-type side struct {
+// remoteSettings is a cluster in the settings of the others.
+type remoteSettings struct {
 	name cluster.Name
 	// server is the URL of its API server, chosen whether it comes from the administrator
 	// or was tested from the others' nodes.
@@ -71,8 +71,8 @@ type side struct {
 	imports *config.Namespaces
 }
 
-func (w *Wishes) side(f *inspect.Facts) side {
-	s := side{name: cluster.Name(f.Name), server: w.Servers[f.Name], pods: f.Pods, machines: f.Machines, mapped: w.mappedOf(f)}
+func (w *InstallOptions) remoteSettings(f *inspect.Facts) remoteSettings {
+	s := remoteSettings{name: cluster.Name(f.Name), server: w.Servers[f.Name], pods: f.Pods, machines: f.Machines, mapped: w.mappedOf(f)}
 	if s.chosen = s.server != ""; !s.chosen && len(f.Servers) > 0 {
 		s.server = f.Servers[0]
 	}
@@ -91,7 +91,7 @@ func (w *Wishes) side(f *inspect.Facts) side {
 // settings returns the settings of a cluster with these remotes. Existing settings are kept,
 // including bounds of remotes that report more now, unless the administrator has specified
 // others. taken are ports that foreign processes use on the nodes.
-func settings(f *inspect.Facts, remotes []side, taken map[int]bool) inspect.Settings {
+func settings(f *inspect.Facts, remotes []remoteSettings, taken map[int]bool) inspect.Settings {
 	want := maps.Clone(f.Installed.Settings)
 	if want == nil {
 		want = inspect.Settings{}
@@ -247,7 +247,7 @@ func zones(wanted *manifests.Cluster) ([]coredns.Zone, error) {
 }
 
 // desired returns the manifests of a cluster with these settings.
-func desired(f *inspect.Facts, w *Wishes, settings inspect.Settings) *manifests.Cluster {
+func desired(f *inspect.Facts, w *InstallOptions, settings inspect.Settings) *manifests.Cluster {
 	tools := w.Tools
 	for _, tool := range f.Installed.Tools {
 		if !slices.Contains(tools, tool) {

@@ -31,14 +31,14 @@ func subnets(t *testing.T, text string) []netip.Prefix {
 	return prefixes
 }
 
-func remote(t *testing.T, name, pods string) side {
+func remote(t *testing.T, name, pods string) remoteSettings {
 	t.Helper()
-	return side{name: cluster.Name(name), server: "https://api." + name + ".example:6443", pods: subnets(t, pods), machines: subnets(t, "10.66.0.0/16")}
+	return remoteSettings{name: cluster.Name(name), server: "https://api." + name + ".example:6443", pods: subnets(t, pods), machines: subnets(t, "10.66.0.0/16")}
 }
 
 func TestSettings(t *testing.T) {
 	f := &inspect.Facts{Name: "aws", Minor: 36}
-	got := settings(f, []side{remote(t, "gcp", "10.4.0.0/16,fd00:10:4::/48")}, map[int]bool{51840: true})
+	got := settings(f, []remoteSettings{remote(t, "gcp", "10.4.0.0/16,fd00:10:4::/48")}, map[int]bool{51840: true})
 	want := inspect.Settings{
 		"SEMAPHORE_CLUSTER_NAME":              "aws",
 		"SEMAPHORE_REMOTES":                   "gcp",
@@ -55,11 +55,11 @@ func TestSettings(t *testing.T) {
 	// Changed settings are kept when another remote is added.
 	got["SEMAPHORE_LOG_LEVEL"], got["SEMAPHORE_REMOTE_GCP_POD_SUBNETS"] = "debug", "10.4.0.0/15,fd00:10:4::/48"
 	f.Installed.Settings = got
-	again := settings(f, []side{remote(t, "gcp", "10.4.0.0/16,fd00:10:4::/48")}, nil)
+	again := settings(f, []remoteSettings{remote(t, "gcp", "10.4.0.0/16,fd00:10:4::/48")}, nil)
 	if diff := cmp.Diff(got, again); diff != "" {
 		t.Errorf("again (-want +got):\n%s", diff)
 	}
-	two := settings(f, []side{remote(t, "gcp-eu", "10.6.0.0/16")}, nil)
+	two := settings(f, []remoteSettings{remote(t, "gcp-eu", "10.6.0.0/16")}, nil)
 	if two["SEMAPHORE_REMOTES"] != "gcp,gcp-eu" || two["SEMAPHORE_REMOTE_GCP_EU_WG_LISTEN_PORT"] != "51840" {
 		t.Errorf("two remotes: %v", two)
 	}
@@ -82,24 +82,24 @@ func TestServersAreRetained(t *testing.T) {
 	aws := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
 	gcp := healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2")
 	merit := healthy(t, "merit", "10.6.0.0/16", "10.106.0.0/16", "10.66.3.2")
-	first := Wishes{Servers: map[string]string{"gcp": own}}
-	aws.Installed.Settings = settings(aws, []side{first.side(gcp)}, nil)
+	first := InstallOptions{Servers: map[string]string{"gcp": own}}
+	aws.Installed.Settings = settings(aws, []remoteSettings{first.remoteSettings(gcp)}, nil)
 	// The settings of aws apply to aws only, and not to merit.
 	const guessed = "https://api.gcp.example:6443"
 	for f, want := range map[*inspect.Facts][]string{aws: {own, guessed}, merit: {guessed}} {
-		if diff := cmp.Diff(want, (&all{}).candidates(f, gcp)); diff != "" {
+		if diff := cmp.Diff(want, (&installation{}).candidates(f, gcp)); diff != "" {
 			t.Errorf("candidates of %s (-want +got):\n%s", f.Name, diff)
 		}
 	}
-	if got := settings(merit, []side{(&Wishes{}).side(gcp)}, nil)["SEMAPHORE_REMOTE_GCP_API_URL"]; got != guessed {
+	if got := settings(merit, []remoteSettings{(&InstallOptions{}).remoteSettings(gcp)}, nil)["SEMAPHORE_REMOTE_GCP_API_URL"]; got != guessed {
 		t.Errorf("merit, untested: %s", got)
 	}
-	var again Wishes
-	if got := settings(aws, []side{again.side(gcp)}, nil)["SEMAPHORE_REMOTE_GCP_API_URL"]; got != own {
+	var again InstallOptions
+	if got := settings(aws, []remoteSettings{again.remoteSettings(gcp)}, nil)["SEMAPHORE_REMOTE_GCP_API_URL"]; got != own {
 		t.Errorf("without --api-server, untested: %s", got)
 	}
 	again.Servers = map[string]string{"gcp": "https://new.gcp.example:6443"}
-	if got := settings(aws, []side{again.side(gcp)}, nil)["SEMAPHORE_REMOTE_GCP_API_URL"]; got != again.Servers["gcp"] {
+	if got := settings(aws, []remoteSettings{again.remoteSettings(gcp)}, nil)["SEMAPHORE_REMOTE_GCP_API_URL"]; got != again.Servers["gcp"] {
 		t.Errorf("with --api-server: %s", got)
 	}
 }
@@ -119,8 +119,8 @@ func TestServersAreChosen(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			aws, gcp, merit := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2"), healthy(t, "merit", "10.6.0.0/16", "10.106.0.0/16", "10.66.3.2")
-			aws.Installed.Settings = settings(aws, []side{(&Wishes{Servers: map[string]string{"gcp": own}}).side(gcp)}, nil)
-			a := &all{Session: cli.NewSession(nil, io.Discard, io.Discard, func(string) (string, bool) { return "", false }),
+			aws.Installed.Settings = settings(aws, []remoteSettings{(&InstallOptions{Servers: map[string]string{"gcp": own}}).remoteSettings(gcp)}, nil)
+			a := &installation{Session: cli.NewSession(nil, io.Discard, io.Discard, func(string) (string, bool) { return "", false }),
 				facts: []*inspect.Facts{aws, gcp, merit}, settings: make([]inspect.Settings, 3), wanted: make([]*manifests.Cluster, 3), objects: make([][]*unstructured.Unstructured, 3),
 				taken: make([]map[int]bool, 3), stays: map[[2]string]bool{}}
 			a.Servers = map[string]string{}
@@ -210,7 +210,7 @@ func TestCheck(t *testing.T) {
 	} {
 		f := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
 		c.change(f)
-		faults := check(f, &Wishes{Tools: []string{"wireguard", "mirror"}}, []string{"gcp"})
+		faults := check(f, &InstallOptions{Tools: []string{"wireguard", "mirror"}}, []string{"gcp"})
 		want, warning := strings.CutPrefix(c.want, "! ")
 		switch {
 		case want == "" && len(faults) == 0:
@@ -252,7 +252,7 @@ func TestOverlaps(t *testing.T) {
 		if c.third != "" {
 			aws.Installed.Settings = map[string]string{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_POD_SUBNETS": c.third}
 		}
-		faults := overlaps([]*inspect.Facts{aws, healthy(t, "gcp", c.pods, c.services, c.node)}, &Wishes{})
+		faults := overlaps([]*inspect.Facts{aws, healthy(t, "gcp", c.pods, c.services, c.node)}, &InstallOptions{})
 		only(t, name, faults, c.want)
 	}
 }
@@ -291,7 +291,7 @@ func TestRequestFitsIntoAnArgument(t *testing.T) {
 		"many have many":  {slices.Repeat([]int{maxAuthority}, 6), []bool{true, true, true, true, true, false}, "c5: the CA certificates of so many API servers"},
 		"thirty clusters": {slices.Repeat([]int{1300}, 30), slices.Repeat([]bool{true}, 30), ""},
 	} {
-		a := &all{}
+		a := &installation{}
 		request := reach.Request{Kernel: true}
 		for i, n := range c.bytes {
 			f := &inspect.Facts{Name: fmt.Sprintf("c%d", i), CA: strings.Repeat(strings.Repeat("x", 64)+"\n", n/65+1)[:n]}

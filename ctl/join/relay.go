@@ -48,7 +48,7 @@ func largest(all []*inspect.Facts) *inspect.Facts {
 //	off          no
 //	auto         if they do now, or from relaySize nodes
 //	not given    if they do now
-func (w *Wishes) relays(f *inspect.Facts) bool {
+func (w *InstallOptions) relays(f *inspect.Facts) bool {
 	switch w.Relay {
 	case relayOn:
 		return true
@@ -60,14 +60,14 @@ func (w *Wishes) relays(f *inspect.Facts) bool {
 
 // moves reports whether a cluster has agents that read directly, and are to read the objects of
 // semaphore-relay.
-func (a *all) moves(i int) bool {
+func (a *installation) moves(i int) bool {
 	have := &a.facts[i].Installed
 	return a.wanted[i].Relay && !have.Relayed && slices.Contains(have.Tools, manifests.WireGuard)
 }
 
 // proposals returns warnings about clusters whose agents should read the objects of
 // semaphore-relay, and prints which ones are going to change what they read.
-func (a *all) proposals() []fault {
+func (a *installation) proposals() []fault {
 	var faults []fault
 	big := largest(a.facts)
 	for i, f := range a.facts {
@@ -113,7 +113,7 @@ func agentRole(o *unstructured.Unstructured) bool {
 
 // rightsOfBoth returns the objects of a cluster with the agents' rights for both ways of reading
 // while they move: the rights of those that read directly contain those of the others.
-func (a *all) rightsOfBoth(i int) ([]*unstructured.Unstructured, error) {
+func (a *installation) rightsOfBoth(i int) ([]*unstructured.Unstructured, error) {
 	if !a.moves(i) {
 		return a.objects[i], nil
 	}
@@ -135,7 +135,7 @@ func (a *all) rightsOfBoth(i int) ([]*unstructured.Unstructured, error) {
 // startRelays installs or updates semaphore-relay, and waits until it has stored the nodes of the
 // joined clusters; before agents move to it, those of all remotes, since an agent has no other
 // source for them then.
-func (a *all) startRelays(ctx context.Context) error {
+func (a *installation) startRelays(ctx context.Context) error {
 	return a.each(func(i int, c *cli.Cluster) error {
 		f := a.facts[i]
 		if !a.wanted[i].Relay {
@@ -238,7 +238,7 @@ func stored(ctx context.Context, c *cli.Cluster, of string, lately bool, first *
 
 // settleRelays completes moves, after the rollout of the agents: those that read semaphore-relay's
 // objects lose the right to list nodes, and where none does it is removed.
-func (a *all) settleRelays(ctx context.Context) error {
+func (a *installation) settleRelays(ctx context.Context) error {
 	return a.each(func(i int, c *cli.Cluster) error {
 		f := a.facts[i]
 		if !a.wanted[i].Relay {
@@ -262,7 +262,7 @@ func (a *all) settleRelays(ctx context.Context) error {
 
 // removeRelay deletes semaphore-relay with its objects, and then their CRD, unless there are
 // objects of others. It leaves one that semaphorectl hasn't created.
-func (a *all) removeRelay(ctx context.Context, c *cli.Cluster, f *inspect.Facts) error {
+func (a *installation) removeRelay(ctx context.Context, c *cli.Cluster, f *inspect.Facts) error {
 	if _, err := c.Resource(ctx, resourceOfPeers()); !f.Installed.Relay && meta.IsNoMatchError(err) {
 		return nil // Neither may be readable where it was never installed.
 	}

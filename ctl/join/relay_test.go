@@ -176,7 +176,7 @@ func TestCertificateOfAnotherAuthority(t *testing.T) {
 		}
 	}
 	gcp.OtherCA = "CN=Public Root"
-	if all := check(gcp, &a.Wishes, []string{"aws"}); len(all) != 1 || !all[0].warning || !strings.Contains(all[0].what, "CN=Public Root") {
+	if all := check(gcp, &a.InstallOptions, []string{"aws"}); len(all) != 1 || !all[0].warning || !strings.Contains(all[0].what, "CN=Public Root") {
 		t.Errorf("faults %v", all)
 	}
 }
@@ -333,10 +333,10 @@ func TestNoRelayNoRights(t *testing.T) {
 }
 
 // runOf returns a run for clusters with these facts.
-func runOf(t *testing.T, facts ...*inspect.Facts) *all {
+func runOf(t *testing.T, facts ...*inspect.Facts) *installation {
 	t.Helper()
 	n := len(facts)
-	a := &all{
+	a := &installation{
 		Session: cli.NewSession(nil, t.Output(), t.Output(), func(string) (string, bool) { return "", false }),
 		facts:   facts, settings: make([]inspect.Settings, n), wanted: make([]*manifests.Cluster, n), objects: make([][]*unstructured.Unstructured, n),
 		taken: make([]map[int]bool, n), stays: map[[2]string]bool{},

@@ -35,7 +35,7 @@ func duplicates(clusters []*cli.Cluster, all []*inspect.Facts) []fault {
 
 // stopped returns an error if the command was interrupted or has timed out. Then the facts
 // are incomplete, and faults computed from them may be wrong.
-func (a *all) stopped(ctx context.Context) error {
+func (a *installation) stopped(ctx context.Context) error {
 	cause := context.Cause(ctx)
 	if cause == nil {
 		return nil

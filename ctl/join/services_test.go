@@ -32,7 +32,7 @@ func TestServicesOfRemotes(t *testing.T) {
 		if c.have != "" {
 			aws.Installed.Settings = inspect.Settings{key: c.have}
 		}
-		got := settings(aws, []side{new(Wishes).side(gcp)}, nil)
+		got := settings(aws, []remoteSettings{new(InstallOptions).remoteSettings(gcp)}, nil)
 		if got[key] != c.want {
 			t.Errorf("%s: %q, want %q", name, got[key], c.want)
 		}

@@ -35,7 +35,7 @@ func TestLeaveSweeps(t *testing.T) {
 		f.Installed.Image, f.Installed.Tools = "ours", []string{manifests.WireGuard}
 		var out bytes.Buffer
 		c := &cli.Cluster{Name: "aws", Context: "aws", Client: client}
-		a := newAllOf(&cli.Session{Err: &out}, c, f)
+		a := newInstallationOf(&cli.Session{Err: &out}, c, f)
 		// It ends at the first step, whose result is of no interest here.
 		stop := errors.New("stop")
 		a.AfterStep = func(string) error { return stop }
@@ -49,8 +49,8 @@ func TestLeaveSweeps(t *testing.T) {
 	}
 }
 
-func newAllOf(s *cli.Session, c *cli.Cluster, f *inspect.Facts) *all {
-	a := &all{Session: s, clusters: []*cli.Cluster{c}, facts: []*inspect.Facts{f}, settings: make([]inspect.Settings, 1), wanted: make([]*manifests.Cluster, 1)}
+func newInstallationOf(s *cli.Session, c *cli.Cluster, f *inspect.Facts) *installation {
+	a := &installation{Session: s, clusters: []*cli.Cluster{c}, facts: []*inspect.Facts{f}, settings: make([]inspect.Settings, 1), wanted: make([]*manifests.Cluster, 1)}
 	a.objects = append(a.objects, nil)
 	return a
 }

@@ -98,7 +98,7 @@ func (s *mapped) accepted(subnets []netip.Prefix) config.SubnetMap {
 }
 
 // mappedOf returns the virtual subnets of a cluster, which virtualize decides.
-func (w *Wishes) mappedOf(f *inspect.Facts) *mapped {
+func (w *InstallOptions) mappedOf(f *inspect.Facts) *mapped {
 	if s := w.mapped[f.Name]; s != nil {
 		return s
 	}
@@ -107,7 +107,7 @@ func (w *Wishes) mappedOf(f *inspect.Facts) *mapped {
 }
 
 // setMap sets the virtual subnets of a cluster in its settings.
-func (w *Wishes) setMap(f *inspect.Facts, settings inspect.Settings) {
+func (w *InstallOptions) setMap(f *inspect.Facts, settings inspect.Settings) {
 	if s := w.mappedOf(f); s.changed() {
 		settings[inspect.PodSubnetsMap] = s.now.String()
 		if len(s.now) == 0 {
@@ -143,11 +143,11 @@ func parseVirtual(text string) ([]config.Mapping, error) {
 }
 
 // chosen returns the map that the administrator has chosen for a cluster.
-func (w *Wishes) chosen(f *inspect.Facts) (config.SubnetMap, error) {
+func (w *InstallOptions) chosen(f *inspect.Facts) (config.SubnetMap, error) {
 	var words []string
 	for _, m := range w.Virtual[f.Name] {
 		if !m.Real.IsValid() {
-			pods := slices.DeleteFunc(inspect.Compact(w.side(f).pods), func(p netip.Prefix) bool { return p.Addr().Is4() != m.Virtual.Addr().Is4() })
+			pods := slices.DeleteFunc(inspect.Compact(w.remoteSettings(f).pods), func(p netip.Prefix) bool { return p.Addr().Is4() != m.Virtual.Addr().Is4() })
 			alike := slices.DeleteFunc(slices.Clone(pods), func(p netip.Prefix) bool { return p.Bits() != m.Virtual.Bits() })
 			if len(alike) != 1 {
 				pair := "<subnet of pods>=" + m.Virtual.String()
@@ -156,7 +156,7 @@ func (w *Wishes) chosen(f *inspect.Facts) (config.SubnetMap, error) {
 					pair = config.Mapping{Real: whole, Virtual: m.Virtual}.String()
 				}
 				return nil, fmt.Errorf("its pods are in %s: name the subnet that becomes %s, which has the same length, as in --virtual-subnets %s=%s",
-					cmp.Or(shortened(w.side(f).pods), "unknown subnets"), m.Virtual, f.Name, pair)
+					cmp.Or(shortened(w.remoteSettings(f).pods), "unknown subnets"), m.Virtual, f.Name, pair)
 			}
 			m.Real = alike[0]
 		}
@@ -171,7 +171,7 @@ func (w *Wishes) chosen(f *inspect.Facts) (config.SubnetMap, error) {
 }
 
 // virtualize decides the virtual subnets of all clusters, and returns faults.
-func (w *Wishes) virtualize(all []*inspect.Facts) []fault {
+func (w *InstallOptions) virtualize(all []*inspect.Facts) []fault {
 	w.mapped = map[string]*mapped{}
 	var faults []fault
 	for _, f := range all {
@@ -198,7 +198,7 @@ func (w *Wishes) virtualize(all []*inspect.Facts) []fault {
 		if s.changed() {
 			faults = append(faults, w.unaware(f, s, all)...)
 		}
-		for _, p := range w.side(f).pods {
+		for _, p := range w.remoteSettings(f).pods {
 			if _, err := s.now.VirtualPrefix(p); err != nil {
 				faults = append(faults, fault{cluster: f.Name, what: err.Error(), remedy: fmt.Sprintf("map all of it, as in --virtual-subnets %s=%s=<a subnet of the same length>", f.Name, p)})
 			}
@@ -209,7 +209,7 @@ func (w *Wishes) virtualize(all []*inspect.Facts) []fault {
 
 // overlapping returns the pod subnets that need virtual ones, by cluster: those that overlap
 // pods or services of other clusters, each with the reason.
-func (w *Wishes) overlapping(all []*inspect.Facts) map[string]map[netip.Prefix]string {
+func (w *InstallOptions) overlapping(all []*inspect.Facts) map[string]map[netip.Prefix]string {
 	found := map[string]map[netip.Prefix]string{}
 	spans, n := spans(all, w), len(all)
 	eachOverlap(spans, n, func(a, b *span) {
@@ -246,7 +246,7 @@ type use struct {
 
 // used returns the ranges that virtual subnets of a cluster must not overlap. What other
 // clusters accept of its own pods is no such range: an interrupted run may have set it.
-func (w *Wishes) used(of *inspect.Facts, all []*inspect.Facts) []use {
+func (w *InstallOptions) used(of *inspect.Facts, all []*inspect.Facts) []use {
 	var uses []use
 	add := func(what string, prefixes []netip.Prefix) {
 		for _, p := range prefixes {
@@ -259,7 +259,7 @@ func (w *Wishes) used(of *inspect.Facts, all []*inspect.Facts) []use {
 		}
 	}
 	for _, f := range all {
-		add("nodes of "+f.Name, w.side(f).machines)
+		add("nodes of "+f.Name, w.remoteSettings(f).machines)
 		local, _ := inspect.Prefixes(f.Installed.Settings["SEMAPHORE_LOCAL_SUBNETS"]) // The agent refuses an invalid one.
 		add("local subnets of "+f.Name, local)
 		for _, remote := range f.Installed.Settings.Remotes() {
@@ -274,7 +274,7 @@ func (w *Wishes) used(of *inspect.Facts, all []*inspect.Facts) []use {
 }
 
 // taken returns faults for virtual subnets of the administrator that are in use.
-func (w *Wishes) taken(f *inspect.Facts, s *mapped, all []*inspect.Facts) []fault {
+func (w *InstallOptions) taken(f *inspect.Facts, s *mapped, all []*inspect.Facts) []fault {
 	if !s.chosen || len(s.now) == 0 {
 		return nil
 	}
@@ -295,7 +295,7 @@ func (w *Wishes) taken(f *inspect.Facts, s *mapped, all []*inspect.Facts) []faul
 }
 
 // propose adds free virtual subnets for pod subnets that need them.
-func (w *Wishes) propose(f *inspect.Facts, s *mapped, all []*inspect.Facts, overlapping map[netip.Prefix]string) []fault {
+func (w *InstallOptions) propose(f *inspect.Facts, s *mapped, all []*inspect.Facts, overlapping map[netip.Prefix]string) []fault {
 	if s.chosen || len(overlapping) == 0 {
 		return nil
 	}
@@ -342,7 +342,7 @@ var otherwise = netip.MustParsePrefix("10.0.0.0/8")
 // from returns the range of proposals. Where a program such as Tailscale has addresses in the shared
 // one, it takes all of it: its filter drops what the host gets from there by other links,
 // also where the addresses themselves differ.
-func (w *Wishes) from() netip.Prefix {
+func (w *InstallOptions) from() netip.Prefix {
 	if len(w.links) > 0 {
 		return otherwise
 	}
@@ -350,13 +350,13 @@ func (w *Wishes) from() netip.Prefix {
 }
 
 // sharing returns the subnets in shared by which other clusters know pods, or are going to.
-func (w *Wishes) sharing(f *inspect.Facts) []netip.Prefix {
-	s := w.side(f)
+func (w *InstallOptions) sharing(f *inspect.Facts) []netip.Prefix {
+	s := w.remoteSettings(f)
 	return slices.DeleteFunc(s.mapped.known(s.pods), func(p netip.Prefix) bool { return !p.Overlaps(shared) })
 }
 
 // dropped returns warnings for pods that are known by addresses that other clusters' nodes may drop.
-func (w *Wishes) dropped(all []*inspect.Facts) []fault {
+func (w *InstallOptions) dropped(all []*inspect.Facts) []fault {
 	var faults []fault
 	for _, f := range all {
 		known := w.sharing(f)
@@ -423,7 +423,7 @@ func touches(all []netip.Prefix, p netip.Prefix) bool {
 }
 
 // unaware returns a fault for remotes of a cluster that would go on using its former subnets.
-func (w *Wishes) unaware(f *inspect.Facts, s *mapped, all []*inspect.Facts) []fault {
+func (w *InstallOptions) unaware(f *inspect.Facts, s *mapped, all []*inspect.Facts) []fault {
 	var missing, before []string
 	for _, remote := range f.Installed.Settings.Remotes() {
 		before = append(before, string(remote))
@@ -445,7 +445,7 @@ func option(name string, m config.SubnetMap) string {
 }
 
 // virtualLines describes the virtual subnets that change.
-func (a *all) virtualLines() []string {
+func (a *installation) virtualLines() []string {
 	var lines []string
 	changed := false
 	for _, f := range a.facts {
@@ -479,7 +479,7 @@ func (a *all) virtualLines() []string {
 
 // options returns the flags that choose what is proposed, and the subnets to which a cluster's own
 // settings would move what others have accepted of it: a cluster must not choose these.
-func (a *all) options() []string {
+func (a *installation) options() []string {
 	var flags []string
 	for _, f := range a.facts {
 		moves := slices.ContainsFunc(a.agreed, func(of agreement) bool {
@@ -493,6 +493,6 @@ func (a *all) options() []string {
 }
 
 // errUnchosen is the error of a run that can't ask about virtual subnets.
-func (a *all) errUnchosen() error {
+func (a *installation) errUnchosen() error {
 	return cli.Usage(errors.New("nothing was changed: choose the virtual subnets above, or others, with " + strings.Join(a.options(), " ")))
 }

@@ -23,13 +23,13 @@ import (
 )
 
 // planned returns the settings of clusters that are joined, and what the run says.
-func planned(w *Wishes, facts ...*inspect.Facts) (set map[string]inspect.Settings, said string) {
+func planned(w *InstallOptions, facts ...*inspect.Facts) (set map[string]inspect.Settings, said string) {
 	faults := append(w.virtualize(facts), overlaps(facts, w)...)
-	a := &all{Options: Options{Wishes: *w}, facts: facts, stays: map[[2]string]bool{}}
+	a := &installation{Options: Options{InstallOptions: *w}, facts: facts, stays: map[[2]string]bool{}}
 	set = map[string]inspect.Settings{}
 	for _, f := range facts {
-		agreed, refused := agree(f, a.sides(f))
-		set[f.Name] = settings(f, a.sides(f), nil)
+		agreed, refused := agree(f, a.remotesOf(f))
+		set[f.Name] = settings(f, a.remotesOf(f), nil)
 		a.setMap(f, set[f.Name])
 		faults = append(append(faults, refused...), collisions(f, set[f.Name], agreed, facts)...)
 		a.agreed = append(a.agreed, agreed...)
@@ -138,7 +138,7 @@ func TestVirtualSubnets(t *testing.T) {
 			want: []string{"", "10.2.0.0/16=10.98.0.0/16", "10.98.0.0/16", "10.6.0.0/16"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := Wishes{Virtual: map[string][]config.Mapping{}}
+			w := InstallOptions{Virtual: map[string][]config.Mapping{}}
 			for of, text := range c.virtual {
 				var err error
 				if w.Virtual[of], err = parseVirtual(text); err != nil {
@@ -180,7 +180,7 @@ func TestVirtualSubnets(t *testing.T) {
 				return
 			}
 			aws.Installed.Settings, gcp.Installed.Settings = set["aws"], set["gcp"]
-			again, said := planned(&Wishes{}, gcp, aws)
+			again, said := planned(&InstallOptions{}, gcp, aws)
 			if fmt.Sprint(again) != fmt.Sprint(set) || said != "" {
 				t.Errorf("again: %v, then %v:\n%s", set, again, said)
 			}
@@ -254,12 +254,12 @@ func TestForeignLinks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			aws, gcp := healthy(t, "aws", c.aws, "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", pods+",100.70.0.0/16", "10.104.0.0/16", "10.66.2.2")
-			w := &Wishes{}
+			w := &InstallOptions{}
 			if c.virtual != "-" {
 				w.Virtual = map[string][]config.Mapping{"aws": {{Virtual: netip.MustParsePrefix(c.virtual)}}}
 			}
 			facts := []*inspect.Facts{aws, gcp}
-			a := &all{Options: Options{Wishes: *w}, facts: facts}
+			a := &installation{Options: Options{InstallOptions: *w}, facts: facts}
 			a.virtualize(facts)
 			if link := a.foreignLink(gcp, probe.Answers{"n": {Links: c.links}}); link != "" {
 				w.links = map[string]string{"gcp": link}
@@ -349,7 +349,7 @@ func TestUnchosen(t *testing.T) {
 	} {
 		s, _ := printed()
 		s.In, s.Interactive = strings.NewReader(c.typed), c.terminal
-		a := &all{Session: s, Options: Options{Yes: c.yes}, facts: []*inspect.Facts{
+		a := &installation{Session: s, Options: Options{Yes: c.yes}, facts: []*inspect.Facts{
 			healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.2.0.0/16", "10.104.0.0/16", "10.66.2.2"),
 		}}
 		if faults := a.virtualize(a.facts); len(faults) > 0 {
@@ -368,11 +368,11 @@ func TestRemoteMovesNoBound(t *testing.T) {
 	aws, gcp := healthy(t, "aws", "10.3.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.2.0.0/16", "10.104.0.0/16", "10.66.2.2")
 	aws.Installed.Settings = inspect.Settings{"SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.2.0.0/16", "SEMAPHORE_REMOTE_GCP_NODE_SUBNETS": "10.66.0.0/16"}
 	gcp.Installed.Settings = inspect.Settings{inspect.PodSubnetsMap: "10.2.0.0/16=192.168.0.0/16"}
-	a := &all{Session: s, Options: Options{Yes: true}, facts: []*inspect.Facts{aws, gcp}, stays: map[[2]string]bool{}}
+	a := &installation{Session: s, Options: Options{Yes: true}, facts: []*inspect.Facts{aws, gcp}, stays: map[[2]string]bool{}}
 	if faults := a.virtualize(a.facts); len(faults) > 0 {
 		t.Fatal(faults)
 	}
-	a.agreed, _ = agree(aws, a.sides(aws))
+	a.agreed, _ = agree(aws, a.remotesOf(aws))
 	if err := a.confirm(t.Context()); err == nil || !strings.Contains(err.Error(), "--virtual-subnets gcp=10.2.0.0/16=192.168.0.0/16") {
 		t.Errorf("error %v", err)
 	}
@@ -380,7 +380,7 @@ func TestRemoteMovesNoBound(t *testing.T) {
 	if faults := a.virtualize(a.facts); len(faults) > 0 {
 		t.Fatal(faults)
 	}
-	a.agreed, _ = agree(aws, a.sides(aws))
+	a.agreed, _ = agree(aws, a.remotesOf(aws))
 	if err := a.confirm(t.Context()); err != nil {
 		t.Error(err)
 	}

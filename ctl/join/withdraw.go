@@ -35,7 +35,7 @@ var (
 // withdraw lets the mirror of a cluster remove the endpoints of the clusters that it leaves,
 // and waits until they are removed. Agents and settings of all other programs stay as they
 // are.
-func (a *all) withdraw(ctx context.Context, c *cli.Cluster, f *inspect.Facts, p leaving) error {
+func (a *installation) withdraw(ctx context.Context, c *cli.Cluster, f *inspect.Facts, p leaving) error {
 	if !p.joined || !slices.Contains(f.Installed.Tools, manifests.Mirror) {
 		return nil
 	}
@@ -44,8 +44,8 @@ func (a *all) withdraw(ctx context.Context, c *cli.Cluster, f *inspect.Facts, p 
 		settings[key] = value
 	}
 	settings.Depart(p.from)
-	wishes := Wishes{Tools: f.Installed.Tools, Image: f.Installed.Image}
-	objects, err := desired(f, &wishes, settings).Render()
+	chosen := InstallOptions{Tools: f.Installed.Tools, Image: f.Installed.Image}
+	objects, err := desired(f, &chosen, settings).Render()
 	if err != nil {
 		return err
 	}

@@ -76,7 +76,7 @@ func TestInterruptedChecks(t *testing.T) {
 // TestInterruptedSteps says what is done, and how to continue or undo it.
 func TestInterruptedSteps(t *testing.T) {
 	s, _ := printed()
-	a := &all{Session: s, facts: []*inspect.Facts{{Name: "aws"}, {Name: "gcp"}}}
+	a := &installation{Session: s, facts: []*inspect.Facts{{Name: "aws"}, {Name: "gcp"}}}
 	done, err := a.steps(t.Context(),
 		step{"accounts and rights", func(context.Context) error { return nil }},
 		step{"tokens", func(context.Context) error { return nil }},
@@ -96,7 +96,7 @@ func TestInterruptedSteps(t *testing.T) {
 
 // TestTwoContextsOfOneCluster has one fault, not those of its overlapping ranges.
 func TestTwoContextsOfOneCluster(t *testing.T) {
-	a := &all{clusters: []*cli.Cluster{{Name: "aws", Context: "aws", Server: "https://a"}, {Name: "gcp", Context: "prod", Server: "https://b"}}}
+	a := &installation{clusters: []*cli.Cluster{{Name: "aws", Context: "aws", Server: "https://a"}, {Name: "gcp", Context: "prod", Server: "https://b"}}}
 	for range a.clusters {
 		a.facts = append(a.facts, healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"))
 	}
@@ -152,7 +152,7 @@ func TestMissingRights(t *testing.T) {
 		t.Errorf("leave: %v", err)
 	}
 	out.Reset()
-	err := Join(t.Context(), s, clusters, Options{Wishes: Wishes{Image: "i:1"}})
+	err := Join(t.Context(), s, clusters, Options{InstallOptions: InstallOptions{Image: "i:1"}})
 	if err == nil {
 		t.Fatal("no error")
 	}
@@ -177,7 +177,7 @@ func TestMissingRights(t *testing.T) {
 
 // TestFailedTemporaryPods has one fault for each reason, and no ✓.
 func TestFailedTemporaryPods(t *testing.T) {
-	a := &all{Options: Options{Wishes: Wishes{Image: "registry.example/i:1"}}}
+	a := &installation{Options: Options{InstallOptions: InstallOptions{Image: "registry.example/i:1"}}}
 	failed := map[string]error{}
 	for i := range 8 {
 		failed[fmt.Sprintf("n%d", i)] = errors.New("denied by a quota")
@@ -200,7 +200,7 @@ func TestFailedTemporaryPods(t *testing.T) {
 // TestNext prints complete commands.
 func TestNext(t *testing.T) {
 	s, out := printed()
-	a := &all{Session: s, clusters: []*cli.Cluster{{Name: "aws", Context: "aws"}, {Name: "gcp", Context: "prod gcp"}, {Name: "merit", Context: "merit"}},
+	a := &installation{Session: s, clusters: []*cli.Cluster{{Name: "aws", Context: "aws"}, {Name: "gcp", Context: "prod gcp"}, {Name: "merit", Context: "merit"}},
 		wanted: []*manifests.Cluster{{Tools: []string{manifests.WireGuard, manifests.Mirror}}}, settings: []inspect.Settings{{}}, facts: []*inspect.Facts{{DNS: &coredns.Setup{}}}}
 	a.next()
 	want := `✓ aws, gcp and merit are joined. Next:

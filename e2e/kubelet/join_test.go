@@ -283,7 +283,7 @@ func (l *lab) eachStep(t *testing.T, what string, do func(context.Context, *cli.
 	for {
 		var at []string
 		err := do(within(t, 5*time.Minute), session, clusters, join.Options{
-			Wishes: join.Wishes{Image: ourImage()}, NoProbe: true, Yes: true,
+			InstallOptions: join.InstallOptions{Image: ourImage()}, NoProbe: true, Yes: true,
 			AfterStep: func(step string) error {
 				l.mu.Lock()
 				defer l.mu.Unlock()
