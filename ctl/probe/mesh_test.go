@@ -2,10 +2,12 @@ package probe
 
 import (
 	"errors"
+	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
@@ -26,7 +28,7 @@ func TestAsker(t *testing.T) {
 		place("gcp", "gcp-2", "10.4.2.7"), dead, place("merit", "merit-1", "10.6.1.7"),
 	}
 	a := newAsker(&servers[0], "gcp", servers, &Plan{Names: map[[2]string][]string{{"aws", "gcp"}: {"web"}, {"aws", "merit"}: {"db"}}}, nil)
-	if diff := cmp.Diff(reach.Request{Try: []string{"10.4.1.7", "fd00:4::7", "10.4.2.7"}, Names: []string{"web"}}, a.request); diff != "" {
+	if diff := cmp.Diff(reach.Request{Try: []string{"10.4.1.7", "fd00:4::7", "10.4.2.7"}, Names: []string{"web"}}, a.request, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
 		t.Errorf("request (-want +got):\n%s", diff)
 	}
 	a.result = &reach.Result{Connections: []reach.Try{{RTT: 1}, {RTT: 2}, {Error: "no"}}, Named: []reach.Name{{Addresses: []string{"10.96.0.7"}}}}
