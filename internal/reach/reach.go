@@ -321,7 +321,7 @@ func (m *Meeting) askedBy(addresses []string) {
 	}
 }
 
-// ServiceRequest requests all pods that haven't responded, until ctx ends.
+// Ask requests all pods that haven't responded, until ctx ends.
 func (m *Meeting) Ask(ctx context.Context) {
 	for {
 		for _, address := range m.missing() {
