@@ -506,7 +506,7 @@ func (v *View) credentials(c *inspect.Cluster) {
 		case t.Error != "":
 		case c.Overdue(&t.CredentialCheck):
 			text = "the token for " + t.Remote + " on disk expires at " + t.Expires.UTC().Format(time.RFC3339) + " and hasn't been renewed"
-		case t.Waiting != nil:
+		case t.Unanswered():
 			add, text = v.unknown, "a request to "+t.Remote+" with the credentials on disk isn't answered yet"
 		default:
 			continue

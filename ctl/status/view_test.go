@@ -126,6 +126,19 @@ func TestView(t *testing.T) {
 			},
 			unknown: []string{"aws: semaphore-wireguard on aws-1: a request to gcp with the credentials on disk isn't answered yet"},
 		},
+		"a request beside one that was answered lately": {
+			change: func(aws, _ *inspect.Cluster) {
+				lately := now.Add(-20 * time.Second)
+				aws.Agents[0].Value.Credentials = map[string]status.CredentialCheck{"gcp": {Waiting: &now, Asked: &lately}}
+			},
+		},
+		"a request long after the last one": {
+			change: func(aws, _ *inspect.Cluster) {
+				before := now.Add(-time.Hour)
+				aws.Agents[0].Value.Credentials = map[string]status.CredentialCheck{"gcp": {Waiting: &now, Asked: &before}}
+			},
+			unknown: []string{"aws: semaphore-wireguard on aws-1: a request to gcp with the credentials on disk isn't answered yet"},
+		},
 		"the leader answers": {
 			change: func(aws, _ *inspect.Cluster) {
 				aws.Policies = []inspect.Reported[status.Policy]{{}, {}}

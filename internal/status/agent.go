@@ -47,8 +47,8 @@ func (a *Agent) Remote(name string) *Remote {
 	return nil
 }
 
-// CredentialCheck is the result of a request to a remote with the credentials that are on disk. An open
-// watch shows only that those were valid when it was opened.
+// CredentialCheck is the result of a request to a remote with the credentials that are on disk. An
+// open watch shows only that those were valid when it was opened.
 type CredentialCheck struct {
 	// Asked is when the last completed request was sent; nil: none yet.
 	Asked *time.Time `json:"asked,omitempty"`
@@ -59,6 +59,14 @@ type CredentialCheck struct {
 	// Issued and Expires are those of the token on disk; nil: not known.
 	Issued  *time.Time `json:"issued,omitempty"`
 	Expires *time.Time `json:"expires,omitempty"`
+}
+
+// recent is how long before a running request the last one counts as its result.
+const recent = time.Minute
+
+// Unanswered reports whether a request runs, and no recent one was answered.
+func (t *CredentialCheck) Unanswered() bool {
+	return t.Waiting != nil && (t.Asked == nil || t.Waiting.Sub(*t.Asked) > recent)
 }
 
 // soon is the remaining lifetime of a token that should have been renewed, if a third of its
