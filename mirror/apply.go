@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,14 +17,17 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/pace"
+	"github.com/kube-semaphore/kube-semaphore/internal/report"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/mirror/exposed"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
 const (
@@ -33,18 +37,17 @@ const (
 	fieldValidation = metav1.FieldValidationIgnore
 )
 
-// applier applies changes to objects of the mirror namespace. Each has the UID and the
-// resource version of its object as preconditions, so that objects that were replaced or
-// changed by others are never overwritten.
+// applier applies changes. Each has the UID and the resource version of its object as
+// preconditions, so that objects that were replaced or changed by others are never overwritten.
 type applier struct {
-	client    kube.Client
-	namespace string
-	sums      summer
-	pace      *pace.Pacer[string]
-	local     *local
-	events    *event.Recorder
-	log       *slog.Logger
-	count     func(kind, verb string)
+	client kube.Client
+	home   string // namespace of mirrors
+	sums   summer
+	pace   *pace.Pacer[string]
+	local  *local
+	events *event.Recorder
+	log    *slog.Logger
+	count  func(kind, verb string)
 }
 
 // apply makes all changes, also after failures, and joins their errors. Changes that others
@@ -147,15 +150,63 @@ type response struct {
 	instead []string
 }
 
+// notOwned is the difference that another owner makes to the sum of an object of an import in
+// keep.Overrides. It is not in sums because the UID of an import that doesn't exist yet is unknown.
+const notOwned = 1
+
+// owned returns a response to a request with these owners, at most one.
+func (r response) owned(o identity, owners []metav1.OwnerReference) response {
+	var owner types.UID
+	for _, of := range owners {
+		owner = of.UID
+	}
+	if o.owner != owner {
+		r.sum, r.differs = r.sum^notOwned, append(r.differs, "metadata.ownerReferences")
+	}
+	return r
+}
+
+// change makes one change.
 func (a *applier) change(ctx context.Context, have *Observed, want *Service, c *Change) (response, error) {
 	a.count(c.Object, c.Verb)
-	if k, is := importKey(want.Name); is {
-		return a.importChange(ctx, k, have, want, c)
+	k, isImport := importKey(want.Name)
+	if !isImport {
+		return a.changeObject(ctx, k, have, want, c, "")
 	}
-	if c.Object == aService {
-		return a.service(ctx, have.Service, want, c)
+	done, err := a.changeImport(ctx, k, have, want, c)
+	if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+		err = fmt.Errorf("%w: %w", keep.ErrOutdated, err) // the feed of namespaces will show it
 	}
-	return a.slice(ctx, have.Slices[c.Name], want, c)
+	a.local.answers.answered(k, c, &done, err)
+	return done, err
+}
+
+// changeImport makes one change of an import.
+func (a *applier) changeImport(ctx context.Context, k origin.Key, have *Observed, want *Service, c *Change) (response, error) {
+	switch c.Object {
+	case anImport:
+		return a.serviceImport(ctx, k, have.Import, want, c)
+	case importStatus:
+		return a.importStatus(ctx, k, want, c)
+	case exportStatus:
+		return a.exportStatus(ctx, k, c)
+	}
+	var owner types.UID
+	switch i := a.local.imports.Get(k.String()); {
+	case i != nil && i.ours && !i.going:
+		owner = types.UID(i.UID)
+	case c.Verb != verbDelete && (i != nil || c.Object != aDerived):
+		return response{}, apierrors.NewNotFound(v1beta1.Resource(v1beta1.ServiceImportPluralName), k.Name)
+	}
+	return a.changeObject(ctx, k, have, want, c, owner)
+}
+
+// changeObject makes one change of a Service or a slice. owner is the import of both, if it exists.
+func (a *applier) changeObject(ctx context.Context, k origin.Key, have *Observed, want *Service, c *Change, owner types.UID) (response, error) {
+	if c.Object == aSlice {
+		return a.slice(ctx, have.Slices[c.Name], want, c, owner)
+	}
+	return a.service(ctx, k, have.Service, want, c, owner)
 }
 
 func exactly(o identity) metav1.DeleteOptions {
@@ -177,8 +228,8 @@ type mergePatch map[string]any
 
 // marked returns a patch with the preconditions of an object, and its labels and
 // annotations: the desired ones, and null for the others.
-func marked(have identity, object metav1.Object, labels, annotations []string) mergePatch {
-	marks := func(want map[string]string, keys []string) mergePatch {
+func marked(have identity, object metav1.Object, m *marks) mergePatch {
+	some := func(want map[string]string, keys []string) mergePatch {
 		m := mergePatch{}
 		for _, k := range keys {
 			if v, ok := want[k]; ok {
@@ -191,7 +242,7 @@ func marked(have identity, object metav1.Object, labels, annotations []string) m
 	}
 	metadata := mergePatch{
 		"uid": have.UID, "resourceVersion": have.ResourceVersion,
-		"labels": marks(object.GetLabels(), labels), "annotations": marks(object.GetAnnotations(), annotations),
+		"labels": some(object.GetLabels(), m.labels), "annotations": some(object.GetAnnotations(), m.annotations),
 	}
 	switch {
 	case have.begin:
@@ -202,35 +253,60 @@ func marked(have identity, object metav1.Object, labels, annotations []string) m
 	return mergePatch{"metadata": metadata}
 }
 
-func (a *applier) service(ctx context.Context, have *ObservedService, want *Service, c *Change) (response, error) {
-	api := a.client.Services(a.namespace)
+// patchOf makes a merge patch with the method of a client.
+func patchOf[T any](ctx context.Context, patch func(context.Context, string, types.PatchType, []byte, metav1.PatchOptions, ...string) (T, error), name string, p mergePatch, w writing, subresources ...string) (T, error) {
+	data, err := json.Marshal(p)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return patch(ctx, name, types.MergePatchType, data, w.patch(), subresources...)
+}
+
+// service writes a mirror, a global service or the derived one of an import.
+func (a *applier) service(ctx context.Context, k origin.Key, have *ObservedService, want *Service, c *Change, owner types.UID) (response, error) {
+	object, ledger := want.object(a.home, owner), a.local.of(want.Name).services
+	api, name, log := a.client.Services(object.Namespace), object.Name, a.log.With("service", object.Name, "origin", want.Origin.String())
 	if c.Verb == verbDelete {
-		err := deleted(a.local.services, have, api.Delete(ctx, c.Name, exactly(c.have)))
+		err := deleted(ledger, have, api.Delete(ctx, name, exactly(c.have)))
 		if err == nil {
-			a.log.InfoContext(ctx, "service deleted", "service", c.Name, "reason", c.Why)
+			log.InfoContext(ctx, "service deleted", "reason", c.Why)
 		}
 		return response{}, err
 	}
-	object := want.service(a.namespace)
+	m, _ := marksOf(want.Name)
 	made, instead, err := accepted(object, mcs.ServiceOptions(object), func(o *corev1.Service, w writing) (*corev1.Service, error) {
 		if c.Verb == verbCreate {
 			return api.Create(ctx, o, w.create())
 		}
-		made, err := patchOf(ctx, api.Patch, c.Name, servicePatch(c.have, o), w)
+		made, err := patchOf(ctx, api.Patch, name, servicePatch(c.have, o, m), w)
 		if kube.Refused(err) {
 			// With managed fields an admission policy can distinguish what we change from what
 			// others add to it.
-			made, err = patchOf(ctx, api.Patch, c.Name, servicePatch(c.have.withFields(), o), w)
+			made, err = patchOf(ctx, api.Patch, name, servicePatch(c.have.withFields(), o, m), w)
 		}
 		return made, err
 	})
+	if c.Object == aDerived {
+		if apierrors.IsAlreadyExists(err) {
+			return response{}, a.notDerived(ctx, k, name, err)
+		}
+		a.local.answers.support(k, familyUnsupported(err))
+	}
 	if err != nil {
 		return response{}, err
 	}
 	o := a.sums.observedService(made)
-	a.local.services.Wrote(o)
-	a.log.InfoContext(ctx, "service written", "verb", c.Verb, "service", c.Name, "origin", want.Origin.String())
-	return response{o.sum, differing(c.want, o.sum, ownService(object), ownService(made)), instead}, nil
+	if c.Object == aDerived {
+		o = a.sums.observedDerived(made)
+	}
+	ledger.Wrote(o)
+	log.InfoContext(ctx, "service written", "verb", c.Verb)
+	done := response{o.sum, differing(c.want, o.sum, ownService(object, m), ownService(made, m)), instead}
+	if c.Object == aDerived {
+		return done.owned(o.identity, object.OwnerReferences), nil
+	}
+	return done, nil
 }
 
 // withFields returns an identity for a patch after which there are managed fields.
@@ -239,7 +315,7 @@ func (o identity) withFields() identity {
 	return o
 }
 
-func servicePatch(have identity, want *corev1.Service) mergePatch {
+func servicePatch(have identity, want *corev1.Service, m *marks) mergePatch {
 	spec := mergePatch{
 		"type":                     want.Spec.Type,
 		"ports":                    want.Spec.Ports,
@@ -259,57 +335,94 @@ func servicePatch(have identity, want *corev1.Service) mergePatch {
 	if len(want.Spec.IPFamilies) > 0 {
 		spec["ipFamilies"] = want.Spec.IPFamilies
 	}
-	p := marked(have, want, serviceLabels, serviceAnnotations)
+	p := marked(have, want, m)
 	p["spec"] = spec
+	if m == &derivedMarks {
+		p = owned(p, want.OwnerReferences)
+	}
 	return p
 }
 
-// sliceWriter writes the slices of mirrors and global services, or those of one import.
+// familyUnsupported reports whether a Service was refused because the cluster doesn't have its
+// IP family.
+func familyUnsupported(err error) bool {
+	var status apierrors.APIStatus
+	if !apierrors.IsInvalid(err) || !errors.As(err, &status) || status.Status().Details == nil {
+		return false
+	}
+	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool {
+		return strings.HasPrefix(c.Field, "spec.ipFamilies")
+	})
+}
+
+// notDerived returns why a derived Service already exists: it is another client's, which the
+// feed of derived ones doesn't show, or it is not shown yet. The account may list Services, and
+// not get them.
+func (a *applier) notDerived(ctx context.Context, k origin.Key, name string, exists error) error {
+	list, err := a.client.Services(k.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+	if err == nil && len(list.Items) == 1 && !a.sums.observedDerived(&list.Items[0]).ours {
+		return fmt.Errorf("service %s: %w", name, errForeign)
+	}
+	return exists
+}
+
+func owned(p mergePatch, owners []metav1.OwnerReference) mergePatch {
+	if m, ok := p["metadata"].(mergePatch); ok {
+		m["ownerReferences"] = owners
+	}
+	return p
+}
+
+// slice writes a slice of a local service.
+func (a *applier) slice(ctx context.Context, have *ObservedSlice, want *Service, c *Change, owner types.UID) (response, error) {
+	w := sliceWriter{applier: a, want: want, c: c, ledger: a.local.of(want.Name).slices, name: c.Name, observed: a.sums.observedSlice}
+	_, w.marks = marksOf(want.Name)
+	namespace := a.home
+	if k, is := importKey(want.Name); is {
+		slice, _ := importKey(c.Name)
+		namespace, w.name, w.observed, w.owners = k.Namespace, slice.Name, a.sums.observedImportSlice, []metav1.OwnerReference{mcs.Owner(k.Name, owner)}
+	}
+	w.api = a.client.EndpointSlices(namespace)
+	return w.write(ctx, have, owner)
+}
+
+// sliceWriter makes a change of a slice.
 type sliceWriter struct {
 	*applier
+	want     *Service
+	c        *Change
 	api      kube.Objects[*discoveryv1.EndpointSlice, *discoveryv1.EndpointSliceList]
 	ledger   *keep.Ledger[ObservedSlice]
 	name     string // of the object
-	owners   []metav1.OwnerReference
 	observed func(*discoveryv1.EndpointSlice) *ObservedSlice
-	object   func(*Slice) *discoveryv1.EndpointSlice
-	own      func(*discoveryv1.EndpointSlice) ownFields
-	// labels and annotations are those that we set and remove.
-	labels, annotations []string
+	marks    *marks
+	owners   []metav1.OwnerReference // of a slice of an import
 }
 
-func (a *applier) slice(ctx context.Context, have *ObservedSlice, want *Service, c *Change) (response, error) {
-	w := sliceWriter{
-		applier: a, api: a.client.EndpointSlices(a.namespace), ledger: a.local.slices.Ledger, name: c.Name,
-		observed: a.sums.observedSlice, own: ownSlice, labels: sliceLabels, annotations: sliceAnnotations,
-		object: func(s *Slice) *discoveryv1.EndpointSlice { return s.object(a.namespace, want.Name) },
-	}
-	return w.write(ctx, have, want, c)
-}
-
-func (w *sliceWriter) write(ctx context.Context, have *ObservedSlice, want *Service, c *Change) (response, error) {
+func (w *sliceWriter) write(ctx context.Context, have *ObservedSlice, owner types.UID) (response, error) {
+	c := w.c
 	if c.Verb == verbDelete {
-		w.log.DebugContext(ctx, "deleting endpoint slice", "service", want.Name, "slice", c.Name)
+		w.log.DebugContext(ctx, "deleting endpoint slice", "service", w.want.Name, "slice", c.Name)
 		return response{}, deleted(w.ledger, have, w.api.Delete(ctx, w.name, exactly(c.have)))
 	}
 	var object, made *discoveryv1.EndpointSlice
 	var instead []string
 	var err error
 	if c.Slice == nil {
-		made, err = w.patch(ctx, c, nil, storing)
+		made, err = w.patch(ctx, nil, storing)
 		if object = made.DeepCopy(); err == nil {
 			object.Ports = c.Ports
 		}
 	} else {
-		object = w.object(c.Slice)
+		object = c.Slice.object(w.home, w.want, owner)
 		made, instead, err = accepted(object, mcs.SliceOptions(object), func(o *discoveryv1.EndpointSlice, how writing) (*discoveryv1.EndpointSlice, error) {
 			if c.Verb == verbCreate {
 				return w.api.Create(ctx, o, how.create())
 			}
-			return w.patch(ctx, c, o, how)
+			return w.patch(ctx, o, how)
 		})
 		if kube.Refused(err) && have != nil {
-			return w.withdraw(ctx, have, c, object), err
+			return w.withdraw(ctx, have, object), err
 		}
 	}
 	if err != nil {
@@ -317,18 +430,18 @@ func (w *sliceWriter) write(ctx context.Context, have *ObservedSlice, want *Serv
 	}
 	o := w.observed(made)
 	w.ledger.Wrote(o)
-	w.log.DebugContext(ctx, "endpoint slice written", "service", want.Name, "slice", c.Name, "endpoints", len(made.Endpoints))
-	return response{o.sum, differing(c.want, o.sum, w.own(object), w.own(made)), instead}.owned(o.identity, w.owners), nil
+	w.log.DebugContext(ctx, "endpoint slice written", "service", w.want.Name, "slice", c.Name, "endpoints", len(made.Endpoints))
+	return response{o.sum, differing(c.want, o.sum, ownSlice(object, w.marks), ownSlice(made, w.marks)), instead}.owned(o.identity, w.owners), nil
 }
 
 // patch makes a slice the given object; nil: it restricts its ports.
-func (w *sliceWriter) patch(ctx context.Context, c *Change, object *discoveryv1.EndpointSlice, how writing) (*discoveryv1.EndpointSlice, error) {
+func (w *sliceWriter) patch(ctx context.Context, object *discoveryv1.EndpointSlice, how writing) (*discoveryv1.EndpointSlice, error) {
 	var p mergePatch
 	if object == nil {
-		p = marked(c.have, &discoveryv1.EndpointSlice{}, nil, nil)
-		p["ports"] = c.Ports
+		p = marked(w.c.have, &discoveryv1.EndpointSlice{}, &marks{})
+		p["ports"] = w.c.Ports
 	} else {
-		p = marked(c.have, object, w.labels, w.annotations)
+		p = marked(w.c.have, object, w.marks)
 		p["endpoints"], p["ports"] = object.Endpoints, object.Ports
 		if w.owners != nil {
 			p = owned(p, w.owners)
@@ -339,7 +452,7 @@ func (w *sliceWriter) patch(ctx context.Context, c *Change, object *discoveryv1.
 
 // withdraw makes only the removals of a refused patch: an endpoint that isn't admitted must
 // not keep others from leaving. The caller reports the refusal.
-func (w *sliceWriter) withdraw(ctx context.Context, have *ObservedSlice, c *Change, object *discoveryv1.EndpointSlice) response {
+func (w *sliceWriter) withdraw(ctx context.Context, have *ObservedSlice, object *discoveryv1.EndpointSlice) response {
 	less := object.DeepCopy()
 	less.Endpoints = slices.DeleteFunc(less.Endpoints, func(e discoveryv1.Endpoint) bool {
 		return slices.ContainsFunc(e.Addresses, func(text string) bool {
@@ -351,14 +464,126 @@ func (w *sliceWriter) withdraw(ctx context.Context, have *ObservedSlice, c *Chan
 	if len(less.Endpoints) == len(object.Endpoints) || len(less.Endpoints) == len(have.Addresses) || len(less.Endpoints) == 0 {
 		return response{}
 	}
-	made, err := w.patch(ctx, c, less, storing)
+	made, err := w.patch(ctx, less, storing)
 	if err != nil {
 		return response{}
 	}
 	o := w.observed(made)
 	w.ledger.Wrote(o)
-	w.log.InfoContext(ctx, "endpoints withdrawn, while others are refused", "slice", c.Name, "endpoints", len(less.Endpoints))
+	w.log.InfoContext(ctx, "endpoints withdrawn, while others are refused", "slice", w.c.Name, "endpoints", len(less.Endpoints))
 	return response{sum: o.sum}
+}
+
+// serviceImport writes a ServiceImport.
+func (a *applier) serviceImport(ctx context.Context, k origin.Key, have *ObservedImport, want *Service, c *Change) (response, error) {
+	api, ledger := a.client.ServiceImports(k.Namespace), a.local.imports
+	if c.Verb == verbDelete {
+		err := deleted(ledger, have, api.Delete(ctx, k.Name, exactly(c.have)))
+		if err == nil {
+			a.local.answers.gone(k)
+			a.log.InfoContext(ctx, "service import deleted", "import", k.String(), "reason", c.Why)
+		}
+		return response{}, err
+	}
+	object := want.Imported.object(k)
+	if s := a.local.derived(k); c.Verb == verbCreate && s != nil && s.ours && s.owner == "" && !want.Spec.Headless {
+		object.Spec.IPs, object.Spec.IPFamilies = s.ips, s.families
+		c.want = a.sums.serviceImport(object)
+		want.Imported.sum = c.want
+	}
+	made, instead, err := accepted(object, mcs.ImportOptions(object), func(o *v1beta1.ServiceImport, w writing) (*v1beta1.ServiceImport, error) {
+		if c.Verb == verbCreate {
+			return api.Create(ctx, o, w.create())
+		}
+		return patchOf(ctx, api.Patch, k.Name, importPatch(c.have, have, o), w)
+	})
+	if err != nil {
+		return response{}, err
+	}
+	o := a.sums.observedImport(made)
+	ledger.Wrote(o)
+	a.log.InfoContext(ctx, "service import written", "verb", c.Verb, "import", k.String(), "clusters", want.Clusters)
+	return response{o.sum, differing(c.want, o.sum, ownImport(object), ownImport(made)), instead}, nil
+}
+
+// importPatch replaces the spec, and all labels and annotations: exported ones that are no
+// longer exported go.
+func importPatch(have identity, was *ObservedImport, object *v1beta1.ServiceImport) mergePatch {
+	marks := func(was, want map[string]string) mergePatch {
+		m := mergePatch{}
+		for key := range was {
+			m[key] = nil
+		}
+		for key, value := range want {
+			m[key] = value
+		}
+		return m
+	}
+	p := mergePatch{
+		"metadata": versioned(have),
+		"spec": mergePatch{
+			"type": object.Spec.Type, "ports": object.Spec.Ports, "ips": object.Spec.IPs, "ipFamilies": object.Spec.IPFamilies,
+			"sessionAffinity": object.Spec.SessionAffinity, "sessionAffinityConfig": object.Spec.SessionAffinityConfig,
+			"internalTrafficPolicy": object.Spec.InternalTrafficPolicy, "trafficDistribution": object.Spec.TrafficDistribution,
+		},
+	}
+	if was != nil {
+		metadata := versioned(have)
+		metadata["labels"], metadata["annotations"] = marks(was.labels, object.Labels), marks(was.annots, object.Annotations)
+		p["metadata"] = metadata
+	}
+	return p
+}
+
+// versioned returns the preconditions of a patch, without managed fields of ours.
+func versioned(have identity) mergePatch {
+	m := mergePatch{"uid": have.UID, "resourceVersion": have.ResourceVersion}
+	if have.tracked {
+		m["managedFields"] = kube.Untracked()
+	}
+	return m
+}
+
+// importStatus writes the status of an import, as it is after earlier changes.
+func (a *applier) importStatus(ctx context.Context, k origin.Key, want *Service, c *Change) (response, error) {
+	ledger := a.local.imports
+	now := ledger.Get(k.String())
+	if now == nil || c.have.UID != "" && now.UID != c.have.UID {
+		return response{}, keep.ErrOutdated // the next pass has another one
+	}
+	with := *want.Imported
+	if with.IPs = now.spec.IPs; !with.Headless {
+		with.Unsupported = !a.local.answers.supported(k)
+	}
+	is := a.local.imported.get(want)
+	is.Import, is.Service = now, a.local.derived(k)
+	with.Rejected, with.Instead = a.local.answers.refusals(k, want, &is)
+	st, differs := statusOf(now, &with)
+	if c.want = a.sums.status(st); !differs {
+		return response{sum: c.want}, nil
+	}
+	made, err := patchOf(ctx, a.client.ServiceImports(k.Namespace).Patch, k.Name, mergePatch{
+		"metadata": versioned(now.identity),
+		"status":   mergePatch{"clusters": st.Clusters, "conditions": st.Conditions, "endpointSliceObjects": st.EndpointSliceObjects},
+	}, storing, "status")
+	if err != nil {
+		return response{}, err
+	}
+	o := a.sums.observedImport(made)
+	ledger.Wrote(o)
+	return response{sum: a.sums.status(&o.status)}, nil
+}
+
+// exportStatus writes the status of an export of the local cluster, whose feed shows it.
+func (a *applier) exportStatus(ctx context.Context, k origin.Key, c *Change) (response, error) {
+	made, err := patchOf(ctx, a.client.ServiceExports(k.Namespace).Patch, k.Name, mergePatch{
+		"metadata": mergePatch{"uid": c.have.UID, "resourceVersion": c.have.ResourceVersion},
+		"status":   mergePatch{"conditions": c.conditions},
+	}, storing, "status")
+	if err != nil {
+		return response{}, err
+	}
+	return response{sum: a.sums.conditions(made.Status.Conditions)}, nil
 }
 
 // warn creates Events about a service of ours, and joins the errors.
@@ -366,12 +591,12 @@ func (a *applier) warn(ctx context.Context, overridden []status.Override, have *
 	if _, is := importKey(want.Name); is {
 		return nil // conditions of exports and imports say it
 	}
-	o := a.local.services.Get(want.Name)
+	o := a.local.home.services.Get(want.Name)
 	if want.Absent || o == nil || !o.ours {
 		return nil
 	}
 	about := corev1.ObjectReference{
-		APIVersion: "v1", Kind: "Service", Namespace: a.namespace, Name: o.Name, UID: types.UID(o.UID),
+		APIVersion: "v1", Kind: "Service", Namespace: a.home, Name: o.Name, UID: types.UID(o.UID),
 	}
 	var errs []error
 	record := func(reason, message string) {
@@ -386,8 +611,12 @@ func (a *applier) warn(ctx context.Context, overridden []status.Override, have *
 		}
 		record("Conflict", "the cluster that was first decides, against "+strings.Join(lines, "; "))
 	}
-	if want.Instead != nil {
-		record("NameTaken", fmt.Sprintf("%s has this name because %s has its default name", want.Origin, want.Instead))
+	if len(want.Refused) > 0 {
+		var others []string
+		for _, id := range want.Refused {
+			others = append(others, id.String())
+		}
+		record("NameTaken", fmt.Sprintf("%s has this name, and therefore not copied: %s", want.Origin, report.Some(others)))
 	}
 	if foreign := have.foreign(want); len(foreign) > 0 {
 		record("ForeignEndpoints", "endpoint slices that are not ours: "+strings.Join(foreign, ", "))

@@ -3,7 +3,6 @@ package mirror
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -19,7 +18,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/pace"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
-	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
+	"github.com/kube-semaphore/kube-semaphore/mirror/published"
 )
 
 // Config describes a Controller. A nil selector disables its part; with a nil
@@ -116,7 +115,7 @@ type Controller struct {
 	trigger  *reconcile.Trigger
 	loop     *reconcile.Loop
 	servers  map[string]*kube.Server // of remotes, by name
-	sources  []*source
+	sources  []*published.Source
 	local    *localFeeds
 	multi    *multicluster // nil: disabled
 	removeAt time.Time     // when services of remotes that are no longer configured are removed
@@ -125,15 +124,14 @@ type Controller struct {
 	importAfter time.Time
 	departed    []string // configured ones that are ignored
 
-	mu       sync.Mutex
-	snapshot *Snapshot
-	memo     *Memo
-	ready    bool                    // the mirror namespace has been read
-	full     map[string]time.Time    // last full pass, by remote
-	survey   *survey                 // status of services at the last pass
-	over     map[string]string       // remotes over their quota
-	writer   *keep.Writer[string]    // nil: not leading
-	past     *keep.Overrides[string] // of the term of writer
+	mu     sync.Mutex
+	state  *state
+	ready  bool                    // the mirror namespace has been read
+	full   map[string]time.Time    // last full pass, by remote
+	survey *survey                 // status of services at the last pass
+	over   map[string]string       // remotes over their quota
+	writer *keep.Writer[string]    // nil: not leading
+	past   *keep.Overrides[string] // of the term of writer
 }
 
 // New returns a controller. It makes no request.
@@ -142,7 +140,7 @@ func New(cfg Config) *Controller {
 		cfg.Workers = DefaultWorkers
 	}
 	c := &Controller{
-		cfg: cfg, log: cfg.Logger, trigger: reconcile.NewTrigger(), metrics: newMetrics(), memo: NewMemo(),
+		cfg: cfg, log: cfg.Logger, trigger: reconcile.NewTrigger(), metrics: newMetrics(),
 		servers: map[string]*kube.Server{}, removeAt: time.Now().Add(cfg.RemovalGrace), full: map[string]time.Time{},
 		survey: newSurvey(), over: map[string]string{}, past: keep.NewOverrides[string](cfg.Logger),
 	}
@@ -155,44 +153,40 @@ func New(cfg Config) *Controller {
 		return left
 	})
 	cfg = c.cfg
-	clusters, kinds := []clusterConfig{{name: cfg.Cluster, local: true}}, []kind(nil)
+	clusters, kinds := []*cluster{{name: cfg.Cluster, local: true}}, []published.Kind(nil)
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
-		clusters = append(clusters, clusterConfig{name: r.Name, prefix: r.Prefix, subnets: r.PodSubnets, bounds: r.Made, imports: r.Imports})
+		clusters = append(clusters, &cluster{name: r.Name, prefix: r.Prefix, subnets: r.PodSubnets, quota: newQuota(r.Made), imports: r.Imports})
 		c.servers[r.Name] = kube.NewServer(kube.ServerConfig{
 			Cluster: r.Name, StaleAfter: r.StaleAfter, Ping: kube.Ping(r.Client), Logger: c.log,
 		})
 	}
 	if cfg.MirrorSelector != nil {
-		kinds = append(kinds, mirrored)
+		kinds = append(kinds, published.Mirrored)
 	}
 	if cfg.GlobalSelector != nil {
-		kinds = append(kinds, merged)
+		kinds = append(kinds, published.Merged)
 	}
 	if cfg.MultiCluster {
-		kinds = append(kinds, exported)
+		kinds = append(kinds, published.Exported)
 	}
 	sums, local := newSummer(), newLocal(c.trigger.Fire)
-	c.snapshot = newSnapshot(clusters, kinds, local, sums)
-	c.snapshot.home = cfg.Namespace
+	c.state = newState(clusters, kinds, cfg.Namespace, local, sums)
 	for _, name := range cfg.Departed {
-		c.snapshot.departed[name] = true
+		c.state.departed[name] = true
 	}
-	c.snapshot.localMinimum = cfg.LocalMinimum
+	c.state.localMinimum = cfg.LocalMinimum
 	c.apply = &applier{
-		client: cfg.Client, namespace: cfg.Namespace, sums: sums, pace: pace.New(pace.Config[string]{Cluster: cfg.Pace, Ready: c.add}), local: local,
+		client: cfg.Client, home: cfg.Namespace, sums: sums, local: local,
+		pace:   pace.New(pace.Config[string]{Cluster: cfg.Pace, Ready: func(name string) { c.add(name) }}),
 		events: event.NewRecorder(event.Config{Client: cfg.Client, Component: managedBy}), log: c.log, count: c.metrics.wrote,
 	}
 	c.local = c.newLocalFeeds()
 	if cfg.MultiCluster {
 		c.multi = c.newMulticluster()
 	}
-	for _, id := range c.snapshot.order {
-		if r := c.remote(id.cluster); r != nil {
-			c.sources = append(c.sources, c.newSource(id, r.Client, r))
-		} else {
-			c.sources = append(c.sources, c.newSource(id, func() (kube.Client, error) { return cfg.Client, nil }, nil))
-		}
+	for _, id := range c.state.order {
+		c.sources = append(c.sources, c.newSource(id))
 	}
 	c.loop = reconcile.NewLoop(reconcile.Config{
 		Name: "services", Reconcile: c.Reconcile, Trigger: c.trigger,
@@ -216,12 +210,11 @@ func (c *Controller) String() string { return "service mirror" }
 // Tasks returns the tasks of every replica.
 func (c *Controller) Tasks() []run.Task {
 	tasks := append(c.local.tasks(), c.loop)
-	served := (*feeds.Gate)(nil)
 	if c.multi != nil {
-		served, tasks = c.multi.served, append(tasks, c.multi.tasks()...)
+		tasks = append(tasks, c.multi.tasks()...)
 	}
 	for _, s := range c.sources {
-		tasks = append(tasks, s.tasks(served)...)
+		tasks = append(tasks, s.Tasks()...)
 	}
 	for i := range c.cfg.Remotes {
 		tasks = append(tasks, c.servers[c.cfg.Remotes[i].Name])
@@ -242,137 +235,131 @@ func (c *Controller) due() (first time.Time) {
 			first = t
 		}
 	}
-	at(c.snapshot.removeAt)
-	at(c.snapshot.importAfter)
-	at(c.snapshot.paths.Due())
+	at(c.state.removeAt)
+	at(c.state.importAfter)
+	at(c.state.paths.Due())
 	for i := range c.cfg.Remotes {
 		if r := &c.cfg.Remotes[i]; r.ResyncPeriod > 0 {
 			at(c.full[r.Name].Add(r.ResyncPeriod))
 		}
 	}
-	local := c.snapshot.local
-	for _, t := range []time.Time{local.services.Due(), local.slices.Due()} {
-		at(t)
-	}
+	at(c.state.local.home.services.Due())
+	at(c.state.local.home.slices.Due())
 	return first
 }
 
-// Reconcile is a pass: it computes which services may differ from their desired state, and
-// adds them to the writer. It makes no request and never fails.
+// Reconcile is a pass: it reads what has changed, and adds the services that may differ from their
+// desired state to the writer. Without one it only computes their status. It makes no request and
+// never fails.
 func (c *Controller) Reconcile(context.Context) error {
-	names, writer := c.pass(time.Now())
-	if writer != nil {
-		for _, name := range names {
-			c.metrics.adds.WithLabelValues(queueName).Inc()
-			writer.Add(name)
-		}
+	names, first := c.pass(time.Now())
+	if c.leading() != nil && !first {
+		c.add(names...)
+		return nil
+	}
+	for len(names) > 0 {
+		_, _, next := c.plan(names[0])
+		names = append(names[1:], next...)
 	}
 	return nil
 }
 
-// pass updates the snapshot, and returns the services that may differ, and the writer; nil:
-// not leading.
-func (c *Controller) pass(now time.Time) ([]string, *keep.Writer[string]) {
+// pass updates the state, and returns the services that may have changed. The first one is that of
+// existing objects alone, so that they have their part of each quota before others.
+func (c *Controller) pass(now time.Time) (names []string, first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := c.snapshot
+	s := c.state
 	s.now = now
 	known := c.local.read(s)
 	zones, zonesKnown := c.local.readNodes(s)
 	if reported := c.local.readReports(s, now); !known || !reported {
-		return nil, nil
+		return nil, false
 	}
 	s.nodes(zones)
-	more := false
+	if !c.ready {
+		c.ready = true
+		s.local.update(now, s.touch)
+		s.wait(future(now, c.importAfter), future(now, c.removeAt))
+		names = s.take()
+		s.touchAll() // to be written
+		c.trigger.Fire()
+		return names, true
+	}
 	for _, src := range c.sources {
+		more, synced, stale := src.Read(func(drained bool) { s.drain(src.Cluster, drained) })
 		// Without the zones, local endpoints would lose their hints.
-		again := src.read(s, zonesKnown || src.id.cluster != c.cfg.Cluster)
-		more = more || again
+		if s.contact(src.ID, synced && (zonesKnown || !src.Local), stale); more {
+			c.trigger.Fire()
+		}
 	}
 	if c.multi != nil {
 		if c.importAfter.IsZero() && c.multi.served.IsOpen() {
 			c.importAfter = now.Add(firstImports)
 		}
 		c.multi.read(s)
-		s.observeImports()
 	}
-	if after := c.importAfter; now.Before(after) != !s.importAfter.IsZero() {
-		if s.importAfter = after; !now.Before(after) {
-			s.importAfter = time.Time{}
-		}
-		s.all = true
-	}
-	if now.Before(c.removeAt) {
-		s.setRemoveAt(c.removeAt)
-	} else {
-		s.setRemoveAt(time.Time{})
-	}
+	s.local.update(now, s.touch)
+	s.wait(future(now, c.importAfter), future(now, c.removeAt))
 	for i := range c.cfg.Remotes {
 		if r := &c.cfg.Remotes[i]; r.ResyncPeriod > 0 && now.Sub(c.full[r.Name]) >= r.ResyncPeriod {
-			s.all, c.full[r.Name] = true, now
+			c.full[r.Name] = now
+			s.touchAll()
 		}
 	}
 	c.judge(now)
-	desired := Desired(s, c.memo)
-	if more || c.memo.more {
-		c.trigger.Fire()
-	}
-	s.seen()
-	c.ready = true
-	names := make([]string, 0, len(desired))
-	for i := range desired {
-		w := desired[i] // a copy, so that the slice can be freed
-		names = append(names, w.Name)
-		c.note(&w)
-	}
-	for cluster, r := range c.memo.quotas {
-		c.over[cluster] = c.overQuota(cluster, r, c.over[cluster])
-	}
-	return names, c.writer
+	return s.take(), false
 }
 
-// note updates the status of a service, and logs conflicts with foreign objects.
-func (c *Controller) note(w *Service) {
-	have := c.snapshot.local.get(w.Name, w)
-	if k, is := importKey(w.Name); is {
-		have = c.snapshot.local.imported.get(k, w)
+// future returns a time that has not passed; zero: it has.
+func future(now, t time.Time) time.Time {
+	if now.Before(t) {
+		return t
 	}
+	return time.Time{}
+}
+
+// plan returns the desired and the observed state of a service, and updates its status. next are
+// other services for which there may be room now.
+func (c *Controller) plan(name string) (want Service, have Observed, next []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	want, have, next = c.state.plan(name)
+	c.note(&have, &want)
+	return want, have, next
+}
+
+// note updates the status of a service, and logs conflicts with foreign objects. Callers hold mu.
+func (c *Controller) note(have *Observed, w *Service) {
 	before := c.survey.blocked[w.Name]
-	c.survey.note(&have, w)
+	c.survey.note(have, w)
 	switch now := c.survey.blocked[w.Name]; {
 	case now != nil && (before == nil || before.Error() != now.Error()):
 		c.log.Error("service blocked by a foreign object", "service", w.Name, "err", now)
 	case now == nil && before != nil:
 		c.log.Info("service no longer blocked", "service", w.Name)
 	}
-}
-
-// overQuota returns what is omitted because of a remote's quota, and logs when that begins
-// and ends.
-func (c *Controller) overQuota(cluster string, r *quota, before string) (now string) {
-	if n := r.missing(); n > 0 {
-		now = fmt.Sprintf("%d services or more are omitted or incomplete: %d services, %d slices and %d addresses of at most %d (its _MAX_SERVICES or its share of SEMAPHORE_MIRROR_MAX_SERVICES), %d and %d",
-			n, r.used.Services, r.used.Slices, r.used.Addresses, r.bounds.Services, r.bounds.Slices, r.bounds.Addresses)
+	for name, of := range c.state.clusters {
+		now, before := of.quota.over(), c.over[name]
+		switch c.over[name] = now; {
+		case now != "" && before == "":
+			c.log.Warn("remote over its quota", "cluster", name, "err", now)
+		case now == "" && before != "":
+			c.log.Info("remote within its quota again", "cluster", name)
+		}
 	}
-	switch {
-	case now != "" && before == "":
-		c.log.Warn("remote over its quota", "cluster", cluster, "err", now)
-	case now == "" && before != "":
-		c.log.Info("remote within its quota again", "cluster", cluster)
-	}
-	return now
 }
 
 // Lead writes until ctx ends. It starts with a full pass.
 func (c *Controller) Lead(ctx context.Context) error {
 	writer := keep.NewWriter(keep.WriterConfig[string]{
-		Name: "services", Apply: c.put, Tenant: c.tenant, Workers: c.cfg.Workers, Spacing: c.snapshot.local.imported.spacing,
+		Name: "services", Apply: c.reconcile, Tenant: c.tenant, Workers: c.cfg.Workers, Spacing: c.apply.local.answers.spacing,
 		RetryMin: shortestRetry, RetryMax: longestRetry, StuckAfter: stuckAfter,
 		Observe: c.metrics.applied, Logger: c.log,
 	})
 	c.mu.Lock()
 	c.writer, c.past = writer, keep.NewOverrides[string](c.log)
-	c.snapshot.all = true
+	c.state.touchAll()
 	c.mu.Unlock()
 	c.trigger.Fire()
 	err := writer.Run(ctx)
@@ -390,44 +377,23 @@ func (c *Controller) leading() *keep.Writer[string] {
 	return c.writer
 }
 
-// tenant returns the cluster that a service belongs to: of a global service, the first
-// accepted remote.
 func (c *Controller) tenant(name string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	w, have := c.memo.services[name], c.snapshot.local.services.Get(name)
-	switch {
-	case w != nil && w.Origin.Import():
-		for _, cluster := range w.Clusters {
-			if cluster != c.cfg.Cluster {
-				return cluster
-			}
-		}
-	case w != nil && !w.Origin.Global():
-		return w.Origin.Cluster
-	case w != nil && len(w.Accepted) > 0:
-		return w.Accepted[0]
-	case w == nil && have != nil && !have.global:
-		return have.id.Cluster
-	case w == nil && have != nil && len(have.accepted) > 0:
-		return have.accepted[0]
-	}
-	return c.cfg.Cluster
+	return c.state.tenant(name)
 }
 
-// put reconciles one local service. It implements keep.Apply.
-func (c *Controller) put(ctx context.Context, name string) error {
+// reconcile makes the objects of one local service what they must be. It implements keep.Apply.
+func (c *Controller) reconcile(ctx context.Context, name string) error {
+	want, have, next := c.plan(name)
+	c.add(next...)
+	want.seal(c.apply.sums, &have, &c.apply.local.answers)
 	c.mu.Lock()
-	want, have := c.snapshot.want(c.memo, name)
 	past := c.past
 	c.mu.Unlock()
-	changes := Diff(have, want)
-	_, isImport := importKey(name)
-	if isImport {
-		changes = c.apply.sums.diffImport(have, want)
-	}
+	changes := c.apply.sums.Diff(&have, &want)
 	again, err := c.apply.apply(ctx, past, c.tenant(name), &have, &want, changes)
-	if isImport && again == 0 && importInTheWay(&have, &want) != nil {
+	if want.Imported != nil && again == 0 && inTheWay(&have, &want) != nil {
 		again = slowPass // no event of another import's Service is one of this import
 	}
 	if eventErr := c.apply.warn(ctx, past.Of(name, time.Now()), &have, &want); eventErr != nil {
@@ -442,10 +408,11 @@ func (c *Controller) put(ctx context.Context, name string) error {
 	return err
 }
 
-// add adds a service to the writer, if this replica leads.
-func (c *Controller) add(name string) {
+// add adds services to the writer, if this replica leads.
+func (c *Controller) add(names ...string) {
 	if writer := c.leading(); writer != nil {
-		writer.Add(name)
+		c.metrics.adds.WithLabelValues(queueName).Add(float64(len(names)))
+		writer.Add(names...)
 	}
 }
 

@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -17,6 +18,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
+	"github.com/kube-semaphore/kube-semaphore/mirror/published"
 )
 
 // longName must be shortened. twin returns the name of a service whose mirror would have the same
@@ -43,27 +45,24 @@ func (w *world) step(r *rand.Rand) {
 		node := fmt.Sprintf("local-%d", r.IntN(2))
 		var report *pathreport.Report
 		if r.IntN(3) > 0 {
-			report = &pathreport.Report{Node: node, Remotes: map[string]pathreport.Down{id.cluster: {AllBut: r.IntN(2) == 0, Nodes: []string{"n1"}}}}
+			report = &pathreport.Report{Node: node, Remotes: map[string]pathreport.Down{id.Cluster: {AllBut: r.IntN(2) == 0, Nodes: []string{"n1"}}}}
 		}
 		w.clock = w.clock.Add(time.Duration(r.IntN(30)) * time.Second)
 		w.paths.Report(node, report, w.clock)
 		w.judge(w.clock, nil)
 	case 14:
-		w.drain(id.cluster, r.IntN(2) == 0)
+		w.drain(id.Cluster, r.IntN(2) == 0)
 	case 0:
-		w.contact(id, true, s.stale)
+		w.contact(id, true, s.Stale)
 	case 1:
-		w.contact(id, s.synced, !s.stale)
+		w.contact(id, s.Synced, !s.Stale)
 	case 2:
 		w.nodes([][]string{{""}, {"a"}, {"", "a", "b"}}[r.IntN(3)])
 	case 3, 4:
 		w.origin(id, k, nil)
 	case 5:
-		for _, all := range s.slices {
-			for _, sl := range all {
-				w.slice(id, sl, nil)
-				return
-			}
+		if all := w.slicesOf(id); len(all) > 0 {
+			w.slice(id, all[r.IntN(len(all))], nil)
 		}
 	case 6, 7:
 		o := newOrigin(k, int64(r.IntN(3)), 80+r.Int32N(2), origin.Traits{Headless: r.IntN(4) == 0})
@@ -107,9 +106,9 @@ func (w *world) step(r *rand.Rand) {
 		slices.SortFunc(sl.Endpoints, origin.CompareEndpoints)
 		// Slices of one name are one, whatever service they are of.
 		var before *origin.Slice
-		for of, all := range s.slices {
-			if of.Namespace == k.Namespace && all[sl.Name] != nil {
-				before = all[sl.Name]
+		for _, have := range w.slicesOf(id) {
+			if have.Service.Namespace == k.Namespace && have.Name == sl.Name {
+				before = have
 			}
 		}
 		w.slice(id, before, sl)
@@ -144,29 +143,34 @@ func (w *world) drift(r *rand.Rand) {
 	w.show()
 }
 
-// contents is all that is desired, as text by name.
-func contents(all []Service) map[string]string {
+// contents is all that is desired of what may have changed, as text by name.
+func (w *world) contents() map[string]string {
 	texts := map[string]string{}
-	for i := range all {
-		w := &all[i]
-		if w.Absent && w.Hold == "" && len(w.Keep) == 0 {
-			continue
+	w.each(func(want *Service, _ *Observed) {
+		if want.Absent && want.Hold == "" && len(want.Keep) == 0 {
+			return
 		}
-		texts[w.Name] = fmt.Sprint(w.Absent, w.Origin, w.sum, w.Hold, w.Outdated, w.Conflicts)
-		for _, r := range w.Keep {
-			texts[w.Name] += fmt.Sprint(" ", r.slice.Name, r.sum)
+		text := fmt.Sprint(want.Absent, want.Origin, want.Hold, want.Outdated, want.Conflicts, want.Refused)
+		for _, r := range want.Keep {
+			text += fmt.Sprint(" ", r.slice.Name, len(r.Ports))
 		}
-		for j := range w.Slices {
-			texts[w.Name] += fmt.Sprint(" ", w.Slices[j].Name, w.Slices[j].sum)
+		objects := []any{want.object(home, "")}
+		for i := range want.Slices {
+			objects = append(objects, want.Slices[i].object(home, want, ""))
 		}
-	}
+		for _, object := range objects {
+			data, _ := json.Marshal(object) // it never fails for these types
+			text += " " + string(data)
+		}
+		texts[want.Name] = text
+	})
 	return texts
 }
 
-// TestIncrementalDesiredEqualsFull checks for random histories that a memo that follows
-// them returns the same desired services as an empty memo, that applying the desired
-// services doesn't change them, and that no two origins have the same name.
-func TestIncrementalDesiredEqualsFull(t *testing.T) {
+// TestEventsNameWhatChanges follows random histories by the services that events name, and checks
+// that no other one differs from what is desired, that a restart changes nothing without bounds, and
+// that quotas and status are those of what is desired.
+func TestEventsNameWhatChanges(t *testing.T) {
 	bounded := testClusters()
 	bounded[1].bounds = Bounds{Services: 4, Slices: 3, Addresses: 5}
 	bounded[2].bounds = Bounds{Services: 2, Slices: 50, Addresses: 2}
@@ -183,39 +187,36 @@ func TestIncrementalDesiredEqualsFull(t *testing.T) {
 		for step := range 120 {
 			w.step(r)
 			w.settle(t)
-			all := slices.Collect(maps.Values(w.memo.services))
-			var have []Service
-			names := w.local.names()
-			for _, s := range all {
-				names[s.Name] = struct{}{}
-			}
-			for name := range names {
-				want, _ := w.want(w.memo, name)
-				have = append(have, want)
-			}
-			want := Desired(w.Snapshot, NewMemo())
-			if diff := cmp.Diff(contents(want), contents(have)); diff != "" {
-				t.Fatalf("round %d, step %d (-from nothing +followed):\n%s", round, step, diff)
-			}
-			if len(w.memo.services) != len(w.memo.byOrigin) {
-				t.Fatalf("round %d, step %d: %d names for %d origins", round, step, len(w.memo.services), len(w.memo.byOrigin))
+			version := w.version
+			w.touchAll()
+			before := w.contents()
+			w.touchAll()
+			w.settle(t)
+			if w.version != version {
+				t.Fatalf("round %d, step %d: %d objects of services that no event has named", round, step, w.version-version)
 			}
 			w.checkRooms(t)
 			w.checkFrontends(t)
-			if err := w.checkSurvey(want); err != nil {
+			if err := w.checkSurvey(); err != nil {
 				t.Fatalf("round %d, step %d: %v", round, step, err)
+			}
+			if round%2 == 1 {
+				continue
+			}
+			w.again()
+			if diff := cmp.Diff(before, w.contents()); diff != "" {
+				t.Fatalf("round %d, step %d (-before +after a restart):\n%s", round, step, diff)
 			}
 		}
 	}
 }
 
 // checkSurvey compares the survey that follows changes with one of all services.
-func (w *world) checkSurvey(all []Service) error {
-	y := newSurvey()
-	for i := range all {
-		have := w.local.get(all[i].Name, &all[i])
-		y.note(&have, &all[i])
-	}
+func (w *world) checkSurvey() error {
+	followed, y := w.survey, newSurvey()
+	w.survey = y
+	w.touchAll()
+	w.each(func(*Service, *Observed) {})
 	statuses := func(y *survey) map[string]status.Service {
 		all := map[string]status.Service{}
 		for name, l := range y.services {
@@ -223,12 +224,12 @@ func (w *world) checkSurvey(all []Service) error {
 		}
 		return all
 	}
-	diff := cmp.Diff(statuses(y), statuses(w.survey))
-	for _, y := range []*survey{y, w.survey} {
+	diff := cmp.Diff(statuses(y), statuses(followed))
+	for _, y := range []*survey{y, followed} {
 		maps.DeleteFunc(y.totals.clusters, func(_ string, of clusterTotals) bool { return of == clusterTotals{} })
 	}
-	diff += cmp.Diff(y.totals, w.survey.totals, cmp.AllowUnexported(totals{}, clusterTotals{}))
-	diff += cmp.Diff(slices.Sorted(maps.Keys(y.blocked)), slices.Sorted(maps.Keys(w.survey.blocked)))
+	diff += cmp.Diff(y.totals, followed.totals, cmp.AllowUnexported(totals{}, clusterTotals{}))
+	diff += cmp.Diff(slices.Sorted(maps.Keys(y.blocked)), slices.Sorted(maps.Keys(followed.blocked)))
 	if diff != "" {
 		return fmt.Errorf("(-from nothing +followed):\n%s", diff)
 	}
@@ -239,7 +240,18 @@ func (w *world) checkSurvey(all []Service) error {
 func (w *world) checkRooms(t *testing.T) {
 	t.Helper()
 	want := map[string]Bounds{}
-	for _, s := range w.memo.services {
+	for _, s := range w.plans {
+		clusters := s.Clusters
+		if !s.Origin.Global() {
+			clusters = []string{s.Origin.Cluster}
+		}
+		for _, cluster := range clusters {
+			if set := w.sets[setOf(cluster, map[bool]published.Kind{true: merged, false: mirrored}[s.Origin.Global()])]; set != nil && set.Synced {
+				b := want[cluster]
+				b.Services++
+				want[cluster] = b
+			}
+		}
 		for i := range s.Slices {
 			b := want[s.Slices[i].Cluster]
 			b.Slices++
@@ -247,18 +259,23 @@ func (w *world) checkRooms(t *testing.T) {
 			want[s.Slices[i].Cluster] = b
 		}
 	}
-	for cluster, r := range w.memo.quotas {
-		b := want[cluster]
-		b.Services = len(r.admitted)
-		if r.used != b {
-			t.Fatalf("%s: counted %+v, made %+v", cluster, r.used, b)
+	for cluster, c := range w.clusters {
+		b, q := want[cluster], &c.quota
+		if c.local {
+			continue
+		}
+		if q.used != b {
+			t.Fatalf("%s: counted %+v, made %+v", cluster, q.used, b)
 		}
 		for kind, n := range map[string][2]int{
-			"services": {b.Services, r.bounds.Services}, "slices": {b.Slices, r.bounds.Slices}, "addresses": {b.Addresses, r.bounds.Addresses},
+			"services": {b.Services, q.bounds.Services}, "slices": {b.Slices, q.bounds.Slices}, "addresses": {b.Addresses, q.bounds.Addresses},
 		} {
 			if n[1] > 0 && n[0] > n[1] {
 				t.Fatalf("%s: %d %s of %d", cluster, n[0], kind, n[1])
 			}
+		}
+		if len(q.next()) > 0 {
+			t.Fatalf("%s: there is room for %v", cluster, q.next())
 		}
 	}
 }

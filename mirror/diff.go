@@ -8,6 +8,9 @@ import (
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 )
 
 // Verbs and objects of a Change, as in metrics.
@@ -16,8 +19,12 @@ const (
 	verbPatch  = "patch"
 	verbDelete = "delete"
 
-	aService = "service"
-	aSlice   = "endpointslice"
+	aService     = "service"
+	aSlice       = "endpointslice"
+	anImport     = "serviceimport"
+	aDerived     = "derived service"
+	importStatus = "serviceimport status"
+	exportStatus = "serviceexport status"
 )
 
 // Change is a change of one object. Changes are independent, except that a service is
@@ -36,39 +43,119 @@ type Change struct {
 	conditions []metav1.Condition
 }
 
-// Diff returns the changes from the observed to the desired state.
+// Diff returns the changes from the observed to the desired state, in the order in which they are
+// made.
 //
-//	| observed       | desired     | change                                   |
-//	| -------------- | ----------- | ---------------------------------------- |
-//	| anything       | held        | none                                     |
-//	| foreign object | anything    | none                                     |
-//	| ours, deleting | anything    | none: it waits for finalizers            |
-//	| none           | an object   | create                                   |
-//	| ours           | another one | patch; or delete and create if immutable |
-//	| ours           | none        | delete                                   |
-//	| a slice        | retained    | patch, if it has ports that must go      |
+//	| observed         | desired     | change                                                      |
+//	| ---------------- | ----------- | ----------------------------------------------------------- |
+//	| anything         | held        | none, except to the status of an export                     |
+//	| foreign object   | anything    | none; of a foreign Service or import our slices are deleted |
+//	| ours, deleting   | anything    | none: it waits for finalizers                               |
+//	| none             | an object   | create                                                      |
+//	| ours             | another one | patch; or delete and create if immutable                    |
+//	| ours             | none        | delete                                                      |
+//	| a slice          | retained    | patch, if it has ports that must go                         |
 //
-// If the Service is foreign, slices of ours are deleted.
-func Diff(have Observed, want Service) []Change {
-	if want.Hold != "" {
-		return nil
+// An import comes before what it owns, but a new Service before a new import, which has its
+// addresses.
+func (h summer) Diff(have *Observed, want *Service) []Change {
+	var changes []Change
+	if want.Hold == "" {
+		changes = diffObjects(have, want)
 	}
-	foreign := have.Service != nil && !have.Service.ours
-	if foreign {
-		want = Service{Name: want.Name, Absent: true}
-	}
-	return diffSlices(diffService(nil, have.Service, &want), have, &want, func(*ObservedSlice) bool { return true })
+	return append(changes, h.diffStatus(have, want)...)
 }
 
-// diffSlices adds the changes of slices. Owned reports whether a slice has the owner that it
-// must have.
-func diffSlices(changes []Change, have Observed, want *Service, owned func(*ObservedSlice) bool) []Change {
+func diffObjects(have *Observed, want *Service) []Change {
+	_, isImport := importKey(want.Name)
+	wanted, slices := !want.Absent, true
+	var changes []Change
+	if isImport {
+		changes = diffImport(have.Import, want)
+		going := have.Import != nil && have.Import.going
+		wanted = wanted && (have.Import == nil || have.Import.ours)
+		slices = wanted && !going
+		wanted = slices && !want.Spec.Headless
+	}
+	service := diffService(have, want, wanted)
+	if isImport && have.Import == nil && have.Service == nil {
+		changes = append(service, changes...)
+	} else {
+		changes = append(changes, service...)
+	}
+	// Slices of a foreign Service would be endpoints of it.
+	if foreign := have.Service != nil && !have.Service.ours; foreign && (!isImport || !want.Spec.Headless) {
+		slices = false
+	}
+	if !slices {
+		want = &Service{Name: want.Name, Absent: true}
+	}
+	return append(changes, diffSlices(have, want)...)
+}
+
+// diffImport returns the change of a ServiceImport.
+func diffImport(o *ObservedImport, want *Service) []Change {
+	c := Change{Object: anImport, Name: want.Name}
+	if want.Imported != nil {
+		c.want = want.Imported.sum
+	}
+	if o != nil {
+		c.have = o.identity
+	}
+	switch {
+	case o == nil && want.Imported == nil, o != nil && (!o.ours || o.going || o.sum == c.want):
+		return nil
+	case o == nil:
+		c.Verb = verbCreate
+	case want.Imported == nil:
+		c.Verb, c.Why = verbDelete, "no cluster exports it"
+	default:
+		c.Verb = verbPatch
+	}
+	return []Change{c}
+}
+
+// diffService returns the changes of the Service, or of the derived one of an import.
+func diffService(have *Observed, want *Service, wanted bool) []Change {
+	o, c, gone := have.Service, Change{Object: aService, Name: want.Name, want: want.sum}, "no origin"
+	_, isImport := importKey(want.Name)
+	if isImport {
+		c.Object, gone = aDerived, "no import has its addresses"
+	}
+	if o != nil {
+		c.have = o.identity
+	}
+	switch {
+	case o == nil && !wanted:
+		return nil
+	case o == nil:
+		c.Verb = verbCreate
+	case !o.ours, o.going:
+		return nil
+	case !wanted:
+		c.Verb, c.Why, c.want = verbDelete, gone, 0
+	case o.sum == want.sum && (!isImport || o.ownedBy(have.Import)):
+		return nil
+	case mustBeAnother(o, want):
+		again := c
+		again.Verb = verbCreate
+		c.Verb, c.Why = verbDelete, "its cluster IP or first IP family is immutable"
+		return []Change{c, again}
+	default:
+		c.Verb = verbPatch
+	}
+	return []Change{c}
+}
+
+// diffSlices returns the changes of slices.
+func diffSlices(have *Observed, want *Service) (changes []Change) {
+	_, isImport := importKey(want.Name)
 	for i := range want.Slices {
 		w := &want.Slices[i]
 		switch o := have.Slices[w.Name]; {
 		case o == nil:
 			changes = append(changes, Change{Verb: verbCreate, Object: aSlice, Name: w.Name, Slice: w, want: w.sum})
-		case !o.ours, o.going, o.sum == w.sum && owned(o):
+		case !o.ours, o.going, o.sum == w.sum && (!isImport || o.ownedBy(have.Import)):
 		default:
 			changes = append(changes, Change{Verb: verbPatch, Object: aSlice, Name: w.Name, Slice: w, have: o.identity, want: w.sum})
 		}
@@ -88,29 +175,39 @@ func diffSlices(changes []Change, have Observed, want *Service, owned func(*Obse
 	return changes
 }
 
-func diffService(changes []Change, o *ObservedService, want *Service) []Change {
-	c := Change{Object: aService, Name: want.Name, want: want.sum}
-	if o != nil {
-		c.have = o.identity
+// diffStatus returns the changes of the status of an import and of an export.
+func (h summer) diffStatus(have *Observed, want *Service) (changes []Change) {
+	if i := have.Import; want.Imported != nil && want.Imported.Status != nil && want.Hold == "" && (i == nil || i.ours && !i.going) {
+		if i == nil {
+			i = &ObservedImport{}
+		}
+		if st, differs := statusOf(i, want.Imported); differs {
+			is := i.identity
+			is.sum = h.status(&i.status)
+			changes = append(changes, Change{Verb: verbPatch, Object: importStatus, Name: want.Name, have: is, want: h.status(st)})
+		}
 	}
-	switch {
-	case o == nil && want.Absent:
-		return changes
-	case o == nil:
-		c.Verb = verbCreate
-	case !o.ours, o.going:
-		return changes
-	case want.Absent:
-		c.Verb, c.Why, c.want = verbDelete, "no origin", 0
-	case o.sum == want.sum:
-		return changes
-	case mustBeAnother(o, want):
-		c.Verb, c.Why = verbDelete, "its cluster IP or first IP family is immutable"
-		return append(changes, c, Change{Verb: verbCreate, Object: aService, Name: want.Name, have: c.have, want: want.sum})
-	default:
-		c.Verb = verbPatch
+	if x := have.Export; x != nil && x.Status != nil && want.Conditions != nil {
+		if all, differs := mcs.SetConditions(x.Status.Conditions, want.Conditions, x.Status.Generation); differs {
+			is := identity{}
+			is.UID, is.ResourceVersion, is.sum = x.Status.UID, x.Status.ResourceVersion, h.conditions(x.Status.Conditions)
+			changes = append(changes, Change{Verb: verbPatch, Object: exportStatus, Name: want.Name, have: is, want: h.conditions(all), conditions: all})
+		}
 	}
-	return append(changes, c)
+	return changes
+}
+
+// statusOf returns the desired status of an import, and whether it differs.
+func statusOf(o *ObservedImport, want *Imported) (*v1beta1.ServiceImportStatus, bool) {
+	waiting := ""
+	if !want.Headless && len(want.IPs) == 0 {
+		waiting = "its Service has no addresses yet"
+	}
+	st := *want.Status
+	unsupported := want.Unsupported && (want.Headless || waiting != "")
+	all, differs := mcs.SetConditions(o.status.Conditions, []metav1.Condition{mcs.ImportCondition(waiting, unsupported, want.Rejected, want.Instead)}, o.age)
+	st.Conditions = all
+	return &st, differs || !slices.Equal(st.Clusters, o.status.Clusters) || st.EndpointSliceObjects != o.status.EndpointSliceObjects
 }
 
 // mustBeAnother reports whether a Service must be deleted and created: whether it is
@@ -129,19 +226,20 @@ var errForeign = errors.New("in the way and not ours")
 
 // inTheWay returns an error for foreign objects with names of ours.
 func inTheWay(have *Observed, want *Service) error {
-	if _, is := importKey(want.Name); is {
-		return importInTheWay(have, want)
-	}
 	if want.Absent {
 		return nil
 	}
-	if o := have.Service; o != nil && !o.ours {
-		return fmt.Errorf("service %s: %w", want.Name, errForeign)
-	}
 	var errs []error
+	foreign := func(kind, name string) { errs = append(errs, fmt.Errorf("%s %s: %w", kind, name, errForeign)) }
+	if i := have.Import; i != nil && !i.ours {
+		foreign("service import", i.Name)
+	}
+	if o := have.Service; o != nil && !o.ours && (want.Imported == nil || !want.Spec.Headless) {
+		foreign("service", o.Name)
+	}
 	for i := range want.Slices {
 		if o := have.Slices[want.Slices[i].Name]; o != nil && !o.ours {
-			errs = append(errs, fmt.Errorf("endpoint slice %s: %w", o.Name, errForeign))
+			foreign("endpoint slice", o.Name)
 		}
 	}
 	return errors.Join(errs...)

@@ -25,22 +25,17 @@ func TestDiffConverges(t *testing.T) {
 				w.meddle(r)
 			}
 			foreign := w.foreign()
-			for _, desired := range Desired(w.Snapshot, w.memo) {
-				want, have := w.want(w.memo, desired.Name)
-				changes := Diff(have, want)
-				w.do(&want, changes, nil)
-			}
-			w.seen()
+			w.each(func(want *Service, have *Observed) { w.do(want, w.sums.Diff(have, want), nil) })
 			w.show()
-			for _, desired := range Desired(w.Snapshot, NewMemo()) {
-				want, have := w.want(w.memo, desired.Name)
-				if left := Diff(have, want); len(left) > 0 {
+			w.touchAll()
+			w.each(func(want *Service, have *Observed) {
+				if left := w.sums.Diff(have, want); len(left) > 0 {
 					t.Fatalf("round %d: %s: left to do %+v", round, want.Name, left)
 				}
 				if want.Hold == "" {
-					w.is(t, &want, &have)
+					w.is(t, want, have)
 				}
-			}
+			})
 			if diff := cmp.Diff(foreign, w.foreign()); diff != "" {
 				t.Fatalf("round %d: foreign objects (-before +after):\n%s", round, diff)
 			}
@@ -57,7 +52,7 @@ func (w *world) is(t *testing.T, want *Service, have *Observed) {
 	case taken:
 	case want.Absent != (s == nil):
 		t.Fatalf("%s: there is %v, and must be none: %v", want.Name, s, want.Absent)
-	case s != nil && w.sums.service(s) != want.sum:
+	case s != nil && w.sums.service(s, &serviceMarks) != want.sum:
 		t.Fatalf("%s is another one", want.Name)
 	}
 	expected := map[string]sum{}
@@ -70,7 +65,7 @@ func (w *world) is(t *testing.T, want *Service, have *Observed) {
 		}
 	}
 	for name, sum := range expected {
-		if sl := w.slices[name]; sl == nil || w.sums.observedSlice(sl).ours && w.sums.slice(sl) != sum {
+		if sl := w.slices[name]; sl == nil || w.sums.observedSlice(sl).ours && w.sums.slice(sl, &sliceMarks) != sum {
 			t.Fatalf("slice %s is missing, or another one", name)
 		}
 	}
@@ -118,15 +113,14 @@ func (w *world) foreign() map[string]string {
 // succeed at the first attempt.
 func TestRemovalsDontDependOnAdditions(t *testing.T) {
 	w, k := newWorld(), origin.Key{Namespace: "shop", Name: "web"}
-	id := setID{"aws", mirrored}
+	id := setOf("aws", mirrored)
 	w.has(id, k, "old", "10.4.0.1")
 	w.says(t, id, newOrigin(k, 1, 80, origin.Traits{}))
-	w.slice(id, w.sets[id].slices[k]["old"], nil)
+	w.slice(id, w.sets[id].Slices(k)["old"], nil)
 	w.has(id, k, "new", "10.4.0.2")
 	w.origin(id, k, newOrigin(k, 1, 81, origin.Traits{}))
-	Desired(w.Snapshot, w.memo)
-	want, have := w.want(w.memo, Name("c1", k))
-	w.do(&want, Diff(have, want), func(c *Change) bool { return c.Verb != verbDelete })
+	want, have := w.want(Name("c1", k))
+	w.do(&want, w.sums.Diff(&have, &want), func(c *Change) bool { return c.Verb != verbDelete })
 	if got := w.leads(want.Name); len(got) > 0 {
 		t.Errorf("it still leads to %v", got)
 	}
@@ -135,7 +129,7 @@ func TestRemovalsDontDependOnAdditions(t *testing.T) {
 func TestDiffOfOneService(t *testing.T) {
 	k := origin.Key{Namespace: "shop", Name: "web"}
 	name := Name("c1", k)
-	id := setID{"aws", mirrored}
+	id := setOf("aws", mirrored)
 	start := func(t *testing.T) *world {
 		t.Helper()
 		w := newWorld()
@@ -210,10 +204,9 @@ func TestDiffOfOneService(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			w := start(t)
 			c.happens(w)
-			Desired(w.Snapshot, w.memo)
-			want, have := w.want(w.memo, name)
+			want, have := w.want(name)
 			var got []string
-			for _, change := range Diff(have, want) {
+			for _, change := range w.sums.Diff(&have, &want) {
 				got = append(got, change.Verb+" "+change.Object)
 			}
 			if diff := cmp.Diff(c.want, got); diff != "" {
@@ -229,7 +222,7 @@ func TestSlicesOfOtherServicesAreRetained(t *testing.T) {
 		return &ObservedSlice{identity: identity{Meta: keep.Meta{Name: name}, ours: true}, service: service}
 	}
 	have := Observed{Slices: map[string]*ObservedSlice{"its": slice("its", "web"), "another's": slice("another's", "api")}}
-	changes := Diff(have, Service{Name: "web", Absent: true})
+	changes := newSummer().Diff(&have, &Service{Name: "web", Absent: true})
 	if len(changes) != 1 || changes[0].Name != "its" || changes[0].Verb != verbDelete {
 		t.Errorf("%v", changes)
 	}

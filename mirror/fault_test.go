@@ -18,6 +18,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
+	"github.com/kube-semaphore/kube-semaphore/mirror/published"
 )
 
 // TestEndpointsFollowWhileTheServiceIsRefused makes the API server refuse changes of a Service.
@@ -82,7 +83,7 @@ func TestEndpointsLeaveWhileAnotherOneOfTheirSliceIsRefused(t *testing.T) {
 // TestBadPartIsRejectedAlone adds a part to a global service that no API server accepts.
 func TestBadPartIsRejectedAlone(t *testing.T) {
 	web, app := origin.Key{Namespace: "shop", Name: "web"}, "a/b/c"
-	aws, merit := setID{"aws", merged}, setID{"merit", merged}
+	aws, merit := setOf("aws", merged), setOf("merit", merged)
 	for name, bad := range map[string]corev1.ServicePort{
 		"name":        {Name: "A_B", Port: 81, Protocol: corev1.ProtocolTCP},
 		"number":      {Name: "b", Port: 70000, Protocol: corev1.ProtocolTCP},
@@ -100,7 +101,7 @@ func TestBadPartIsRejectedAlone(t *testing.T) {
 			}
 			w.has(merit, web, "bad", "10.6.0.1")
 			w.says(t, merit, o)
-			s := w.memo.services[globalName]
+			s := w.plans[globalName]
 			if s == nil || !slices.Equal(s.Clusters, []string{"aws"}) || len(s.Spec.Ports) != 1 || len(s.Slices) != 0 {
 				t.Errorf("%+v", s)
 			}
@@ -118,7 +119,7 @@ func TestBadPartIsRejectedAlone(t *testing.T) {
 // TestRemoteIsBounded adds more objects to a remote than its bounds allow.
 func TestRemoteIsBounded(t *testing.T) {
 	clusters := testClusters()
-	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
+	aws, merit := setOf("aws", mirrored), setOf("merit", mirrored)
 	key := func(n int) origin.Key {
 		return origin.Key{Namespace: fmt.Sprint("shop-", n%2), Name: fmt.Sprintf("web-%02d", n)} // a namespace has half of the room
 	}
@@ -165,7 +166,7 @@ func TestRemoteIsBounded(t *testing.T) {
 				t.Errorf("a restart wrote %d objects", w.version-before)
 			}
 			// The room of a service that goes is used by others.
-			for name, s := range w.memo.services {
+			for name, s := range w.plans {
 				if s.Origin.Cluster == "aws" && len(s.Slices) > 0 {
 					t.Logf("%s goes", name)
 					w.origin(aws, s.Origin.Key, nil)
@@ -186,16 +187,14 @@ func TestRemoteIsBounded(t *testing.T) {
 		uid := w.services[Name("c1", key(9))].UID
 		bounded := slices.Clone(clusters)
 		bounded[1].bounds = Bounds{3, 3, 3}
-		before := w.Snapshot
+		before, said := w.state, w.said
 		w.restart(bounded...)
 		for _, id := range w.order {
-			for k, o := range before.sets[id].origins {
-				w.origin(id, k, o)
+			for _, k := range keysOf(before.sets[id]) {
+				w.origin(id, k, before.sets[id].Service(k))
 			}
-			for _, all := range before.sets[id].slices {
-				for _, sl := range all {
-					w.slice(id, nil, sl)
-				}
+			for sl := range said[id] {
+				w.slice(id, nil, sl)
 			}
 			w.contact(id, true, false)
 		}
@@ -204,12 +203,12 @@ func TestRemoteIsBounded(t *testing.T) {
 		if len(w.services) != 10 || addresses(w) != 20 || w.services[Name("c1", key(9))].UID != uid {
 			t.Errorf("%d services and %d addresses of 10 and 20", len(w.services), addresses(w))
 		}
-		// Existing services follow their origins, without new addresses.
-		sl := w.sets[aws].slices[key(1)]["slice-01"]
+		// Existing services follow their origins, with as many addresses as they have.
+		sl := w.sets[aws].Slices(key(1))["slice-01"]
 		w.slice(aws, sl, nil)
 		w.has(aws, key(1), "slice-01", "10.4.0.2", "10.4.9.9")
 		w.settle(t)
-		if got := w.leads(Name("c1", key(1))); !slices.Equal(got, []string{"10.4.0.2"}) {
+		if got := w.leads(Name("c1", key(1))); !slices.Equal(got, []string{"10.4.0.2", "10.4.9.9"}) {
 			t.Errorf("it leads to %v", got)
 		}
 	})
@@ -218,12 +217,12 @@ func TestRemoteIsBounded(t *testing.T) {
 // TestFreedQuotaIsUsed deletes a service that used the quota of many others, more than are
 // retried at a time.
 func TestFreedQuotaIsUsed(t *testing.T) {
-	const bound, others = 2 * refillings, 5 * refillings
+	const bound, others = 2 * mostNext, 5 * mostNext
 	for name, bounds := range map[string]Bounds{"slices": {Slices: bound}, "addresses": {Addresses: bound}, "both": {Slices: bound, Addresses: bound}} {
 		t.Run(name, func(t *testing.T) {
 			clusters := testClusters()
 			clusters[1].bounds = bounds
-			w, id, large := newWorld(clusters...), setID{"aws", mirrored}, origin.Key{Namespace: "shop", Name: "large"}
+			w, id, large := newWorld(clusters...), setOf("aws", mirrored), origin.Key{Namespace: "shop", Name: "large"}
 			for n := range bound {
 				w.has(id, large, fmt.Sprintf("large-%d", n), fmt.Sprintf("10.4.0.%d", n))
 			}
@@ -236,17 +235,13 @@ func TestFreedQuotaIsUsed(t *testing.T) {
 			}
 			w.settle(t)
 			w.origin(id, large, nil)
-			for range others {
-				if w.settle(t); !w.memo.more {
-					break
-				}
-			}
+			w.settle(t)
 			used := 0
 			for name := range w.services {
 				used += len(w.leads(name))
 			}
-			if w.memo.more || used != bound {
-				t.Errorf("%d addresses in the room of %d, more to come: %v", used, bound, w.memo.more)
+			if used != bound {
+				t.Errorf("%d addresses in the room of %d", used, bound)
 			}
 			w.checkRooms(t)
 		})
@@ -273,7 +268,7 @@ func TestFailuresOfOneRemotesServicesDontDelayAnothers(t *testing.T) {
 				}
 				i := f.start(t, nil)
 				wait(t, "services of aws", func() error {
-					if n := len(i.Status().Services); n < 4*DefaultWorkers {
+					if n := len(i.Status().Services); n < DefaultWorkers {
 						return fmt.Errorf("%d", n)
 					}
 					return nil
@@ -293,12 +288,12 @@ func TestEventsOfOneRemoteDontDelayAnothers(t *testing.T) {
 		const flood = 3*feeds.Part + 1
 		c := f.controller(t, nil)
 		kubetest.Run(t, slices.DeleteFunc(c.Tasks(), func(task run.Task) bool { return task == run.Task(c.loop) }), nil)
-		source := func(cluster string) *source {
-			return c.sources[slices.IndexFunc(c.sources, func(s *source) bool { return s.id.cluster == cluster })]
+		source := func(cluster string) *published.Source {
+			return c.sources[slices.IndexFunc(c.sources, func(s *published.Source) bool { return s.Cluster == cluster })]
 		}
 		wait(t, "all to be read", func() error {
 			c.pass(time.Now())
-			if !c.ready || !source("aws").origins.Complete || !source("merit").origins.Complete {
+			if !c.ready || !source("aws").Services.Complete || !source("merit").Services.Complete {
 				return errors.New("not synced")
 			}
 			return nil
@@ -307,14 +302,14 @@ func TestEventsOfOneRemoteDontDelayAnothers(t *testing.T) {
 			put(t, f.aws, "shop", svc(fmt.Sprintf("web-%d", n)))
 		}
 		wait(t, "the services of aws", func() error {
-			if n := source("aws").origins.Len(); n < flood {
+			if n := source("aws").Services.Len(); n < flood {
 				return fmt.Errorf("%d of %d", n, flood)
 			}
 			return nil
 		})
 		put(t, f.merit, "shop", svc("web"))
 		wait(t, "the service of merit", func() error {
-			if source("merit").origins.Len() == 0 {
+			if source("merit").Services.Len() == 0 {
 				return errors.New("not read")
 			}
 			return nil

@@ -26,13 +26,13 @@ func TestSliceNamesHaveNoSecondOrigin(t *testing.T) {
 // TestLastToJoinDecidesNothing gives origins of remotes false dates.
 func TestLastToJoinDecidesNothing(t *testing.T) {
 	web := origin.Key{Namespace: "shop", Name: "web"}
-	aws, merit, gcp := setID{"aws", merged}, setID{"merit", merged}, setID{"gcp", merged}
+	aws, merit, gcp := setOf("aws", merged), setOf("merit", merged), setOf("gcp", merged)
 	honest := newOrigin(web, 1000, 80, origin.Traits{})
 	backdated := newOrigin(web, 1, 6666, origin.Traits{Headless: true, PublishNotReady: true, AffinityTimeout: 1})
 	backdated.LocalFirst = true
 	check := func(t *testing.T, w *world, accepted ...string) {
 		t.Helper()
-		s := w.memo.services[globalName]
+		s := w.plans[globalName]
 		if s == nil {
 			t.Fatal("no global service")
 		}
@@ -59,7 +59,7 @@ func TestLastToJoinDecidesNothing(t *testing.T) {
 		w.says(t, aws, backdated)
 		clear(w.services)
 		w.show()
-		Desired(w.Snapshot, w.memo)
+		w.planned()
 		check(t, w, "merit", "aws")
 	})
 	t.Run("the local cluster is before all", func(t *testing.T) {
@@ -76,16 +76,16 @@ func TestLastToJoinDecidesNothing(t *testing.T) {
 		w.says(t, aws, honest)
 		uid := w.services[globalName].UID
 		w.says(t, gcp, newOrigin(web, 1, 80, origin.Traits{Headless: true}))
-		if w.services[globalName].UID != uid || w.memo.services[globalName].Spec.Headless {
+		if w.services[globalName].UID != uid || w.plans[globalName].Spec.Headless {
 			t.Error("a headless joiner has replaced the service that all use")
 		}
-		if c := w.memo.services[globalName].Conflicts; len(c) != 1 || c[0].Cluster != "gcp" {
+		if c := w.plans[globalName].Conflicts; len(c) != 1 || c[0].Cluster != "gcp" {
 			t.Errorf("conflicts %v, want one of the joiner", c)
 		}
 		w.again()
 		w.settle(t)
 		w.says(t, aws)
-		if !w.memo.services[globalName].Spec.Headless {
+		if !w.plans[globalName].Spec.Headless {
 			t.Error("no cluster wants this kind any more, and it stays")
 		}
 	})
@@ -108,47 +108,35 @@ func TestLastToJoinDecidesNothing(t *testing.T) {
 		w.says(t, merit, honest)
 		check(t, w, "merit", "aws")
 	})
-	t.Run("the object of a version that kept no order", func(t *testing.T) {
-		w := newWorld()
-		w.remember(web, "aws", "merit")
-		w.contact(merit, false, false)
-		w.says(t, aws, newOrigin(web, 2000, 6666, origin.Traits{Headless: true}))
-		check(t, w) // until all remotes are synced
-		w.says(t, merit, honest)
-		check(t, w, "merit", "aws") // as in that version
-	})
 }
 
-// remember adds a global service of an earlier run.
-func (w *world) remember(k origin.Key, clusters ...string) {
-	s := &Service{Name: GlobalName(k), Origin: origin.ID{Key: k}, Clusters: clusters, Spec: newOrigin(k, 1, 80, origin.Traits{}).Spec}
-	w.put(s.service(home))
-	w.show()
+// rival is one of two origins of one name.
+type rival struct {
+	set    setID
+	origin origin.Key
 }
+
+func (r rival) id() origin.ID { return r.set.Kind.Of(r.set.Cluster, r.origin) }
 
 // TestNoOriginTakesAnothersName gives origins names whose mirrors or global services would have
 // the same name.
 func TestNoOriginTakesAnothersName(t *testing.T) {
-	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
-	globalAWS, globalMerit, gcp := setID{"aws", merged}, setID{"merit", merged}, setID{"gcp", merged}
-	type claimant struct {
-		set    setID
-		origin origin.Key
-	}
+	aws, merit := setOf("aws", mirrored), setOf("merit", mirrored)
+	globalAWS, globalMerit, gcp := setOf("aws", merged), setOf("merit", merged), setOf("gcp", merged)
 	for _, c := range []struct {
 		name   string
 		prefix string // of merit
-		a, b   claimant
+		a, b   rival
 		first  int // which gets the name when both come at once
 	}{
-		{"a global name that is cut, and one that is that", "c1-x", claimant{globalAWS, origin.Key{Namespace: "z", Name: longName}}, claimant{globalMerit, origin.Key{Namespace: "z", Name: twin("gl", "z", longName)}}, 0},
-		{"a mirror's name that is cut, and one that is that", "c1-x", claimant{aws, origin.Key{Namespace: "z", Name: longName}}, claimant{aws, origin.Key{Namespace: "z", Name: twin("c1", "z", longName)}}, 0},
-		{"one prefix begins like the other", "c1-x", claimant{merit, origin.Key{Namespace: "y", Name: "n"}}, claimant{aws, origin.Key{Namespace: "x-y", Name: "n"}}, 0},
-		{"a prefix that begins like a global name", "gl-x", claimant{globalAWS, origin.Key{Namespace: "x-y", Name: "n"}}, claimant{merit, origin.Key{Namespace: "y", Name: "n"}}, 0},
+		{"a global name that is cut, and one that is that", "c1-x", rival{globalAWS, origin.Key{Namespace: "z", Name: longName}}, rival{globalMerit, origin.Key{Namespace: "z", Name: twin("gl", "z", longName)}}, 0},
+		{"a mirror's name that is cut, and one that is that", "c1-x", rival{aws, origin.Key{Namespace: "z", Name: longName}}, rival{aws, origin.Key{Namespace: "z", Name: twin("c1", "z", longName)}}, 0},
+		{"one prefix begins like the other", "c1-x", rival{merit, origin.Key{Namespace: "y", Name: "n"}}, rival{aws, origin.Key{Namespace: "x-y", Name: "n"}}, 0},
+		{"a prefix that begins like a global name", "gl-x", rival{globalAWS, origin.Key{Namespace: "x-y", Name: "n"}}, rival{merit, origin.Key{Namespace: "y", Name: "n"}}, 0},
 	} {
 		clusters := testClusters()
 		clusters[2].prefix = c.prefix
-		claimants := []claimant{c.a, c.b}
+		claimants := []rival{c.a, c.b}
 		for _, order := range [][]int{{0, 1}, {1, 0}, {}} {
 			t.Run(fmt.Sprint(c.name, order), func(t *testing.T) {
 				w := newWorld(clusters...)
@@ -168,16 +156,16 @@ func TestNoOriginTakesAnothersName(t *testing.T) {
 						w.origin(p.set, p.origin, newOrigin(p.origin, 1, 80, origin.Traits{}))
 					}
 					w.settle(t)
-					name = w.memo.claimed[w.sets[c.a.set].id(c.a.origin)].name()
+					name = slices.Collect(maps.Keys(w.services))[0]
 				}
 				uid := w.services[name].UID
 				check := func(when string) {
 					t.Helper()
-					if len(w.services) != 2 {
-						t.Fatalf("%s: %d services for two origins", when, len(w.services))
+					if len(w.services) != 1 {
+						t.Fatalf("%s: %d services of one name", when, len(w.services))
 					}
 					p := claimants[first]
-					if s := w.memo.services[name]; s == nil || s.Origin != w.sets[p.set].id(p.origin) || w.services[name].UID != uid {
+					if s := w.plans[name]; s == nil || !slices.Equal(s.Refused, []origin.ID{claimants[1-first].id()}) || s.Origin != p.id() || w.services[name].UID != uid {
 						t.Fatalf("%s: %s is that of %v, not of %v, which had it", when, name, s.Origin, p)
 					}
 				}
@@ -188,7 +176,7 @@ func TestNoOriginTakesAnothersName(t *testing.T) {
 				// Without the first one, the name is free.
 				w.origin(claimants[first].set, claimants[first].origin, nil)
 				w.settle(t)
-				if p := claimants[1-first]; len(w.services) != 1 || w.memo.services[name].Origin != w.sets[p.set].id(p.origin) {
+				if p := claimants[1-first]; len(w.services) != 1 || w.plans[name].Origin != p.id() {
 					t.Errorf("%s doesn't go to the remaining origin", name)
 				}
 			})
@@ -199,37 +187,17 @@ func TestNoOriginTakesAnothersName(t *testing.T) {
 		victim := origin.Key{Namespace: "z", Name: longName}
 		w.says(t, globalMerit, newOrigin(origin.Key{Namespace: "z", Name: twin("gl", "z", longName)}, 1, 6666, origin.Traits{}))
 		w.says(t, gcp, newOrigin(victim, 1000, 80, origin.Traits{}))
-		if s := w.memo.services[GlobalName(victim)]; s == nil || s.Origin.Key != victim {
+		if s := w.plans[GlobalName(victim)]; s == nil || s.Origin.Key != victim {
 			t.Errorf("%s is not that of the local service", GlobalName(victim))
 		}
 	})
-}
-
-// TestDesiredServicesAreImmutable changes the order of the origins that claim one name
-// while a desired service of an earlier pass may be being written.
-func TestDesiredServicesAreImmutable(t *testing.T) {
-	w := newWorld()
-	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
-	first, second := origin.Key{Namespace: "y", Name: "n"}, origin.Key{Namespace: "x-y", Name: "n"}
-	w.says(t, merit, newOrigin(first, 1, 80, origin.Traits{}))
-	w.says(t, aws, newOrigin(second, 1, 80, origin.Traits{}))
-	renamed := w.memo.byOrigin[origin.ID{Cluster: "aws", Key: second}]
-	instead, want := renamed.Instead, origin.ID{Cluster: "merit", Key: first}
-	if instead == nil || *instead != want {
-		t.Fatalf("it has a name of its own instead of that of %v", instead)
-	}
-	w.says(t, merit)
-	w.says(t, merit, newOrigin(first, 1, 80, origin.Traits{}))
-	if *instead != want {
-		t.Errorf("the desired service from before has %v, not %v", instead, want)
-	}
 }
 
 // TestNameFollowsTheObject annotates a service whose name two origins claim as that of the other
 // one, which keeps the name.
 func TestNameFollowsTheObject(t *testing.T) {
 	w := newWorld()
-	aws, merit := setID{"aws", mirrored}, setID{"merit", mirrored}
+	aws, merit := setOf("aws", mirrored), setOf("merit", mirrored)
 	first, second := origin.Key{Namespace: "y", Name: "n"}, origin.Key{Namespace: "x-y", Name: "n"}
 	name := Name("c1", second)
 	w.says(t, merit, newOrigin(first, 1, 80, origin.Traits{}))
@@ -239,7 +207,7 @@ func TestNameFollowsTheObject(t *testing.T) {
 	w.put(s)
 	w.show()
 	w.settle(t)
-	if got := w.memo.services[name].Origin; got != (origin.ID{Cluster: "aws", Key: second}) {
+	if got := w.plans[name].Origin; got != (origin.ID{Cluster: "aws", Key: second}) {
 		t.Errorf("%s becomes that of %v again", name, got)
 	}
 }

@@ -1,352 +1,223 @@
 package mirror
 
 import (
-	"cmp"
-	"slices"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
-// Reasons for which an export doesn't make an import.
-const (
-	rejectNoService = "there is no Service of this name"
-	rejectDerived   = "the Service is that of an import"
-	rejectHome      = "its namespace is that of mirrors, in which nothing is imported"
-	rejectNamespace = "nothing is imported from the cluster in this namespace"
-)
-
-// export updates the export of a key in a set of exported services; nil: it was deleted.
-func (s *Snapshot) export(id setID, k origin.Key, after *mcs.Export) {
-	set := s.sets[id]
-	if set.exports[k] != nil && after == nil {
-		for _, sl := range set.slices[k] {
-			s.place(set, sl, -1)
-		}
-	}
-	began := set.exports[k] == nil && after != nil
-	if delete(set.exports, k); after != nil {
-		set.exports[k] = after
-	}
-	if began {
-		for _, sl := range set.slices[k] {
-			s.place(set, sl, 1)
-		}
-	}
-	s.origin(id, k, s.join(set, k))
+// multicluster is the part of a controller for the Multi-Cluster Services API in the local
+// cluster.
+type multicluster struct {
+	served     *feeds.Gate // the local cluster serves the API
+	imports    *kube.Feed[ObservedImport]
+	services   *kube.Feed[ObservedService]
+	slices     *kube.Feed[ObservedSlice]
+	namespaces *kube.Feed[namespaceState]
+	detect     detector
 }
 
-// exportable updates a service of a set of exported services; nil: it was deleted.
-func (s *Snapshot) exportable(id setID, k origin.Key, after *origin.Service) {
-	set := s.sets[id]
-	if delete(set.services, k); after != nil {
-		set.services[k] = after
-	}
-	if set.exports[k] != nil {
-		s.origin(id, k, s.join(set, k))
+func (m *multicluster) tasks() []run.Task {
+	return []run.Task{
+		&m.detect,
+		feeds.Behind{Task: m.imports, Gate: m.served}, feeds.Behind{Task: m.services, Gate: m.served}, feeds.Behind{Task: m.slices, Gate: m.served}, feeds.Behind{Task: m.namespaces, Gate: m.served},
 	}
 }
 
-// join returns the origin of a key in a set: its service, if it is exported; nil: it isn't.
-func (s *Snapshot) join(set *set, k origin.Key) *origin.Service {
-	export, service := set.exports[k], set.services[k]
-	switch {
-	case export == nil:
+// newMulticluster returns the feeds of imports and their objects.
+func (c *Controller) newMulticluster() *multicluster {
+	sums := c.state.sums
+	m := &multicluster{served: feeds.NewGate()}
+	m.detect = detector{client: c.cfg.Client, namespace: c.cfg.Namespace, served: m.served, notify: c.trigger.Fire, families: c.state.local.answers.has, log: errlog.Log{
+		Logger: c.log, Failing: "the Multi-Cluster Services API is off", Quiet: detectEvery,
+	}}
+	if c.cfg.MultiClusterRequired {
+		m.detect.log.Level = slog.LevelError
+	}
+	m.imports = localFeed(c, "service imports", &v1beta1.ServiceImport{}, func(client kube.Client) kube.Resource[*v1beta1.ServiceImportList] {
+		return client.ServiceImports(metav1.NamespaceAll)
+	}, nil, func(obj runtime.Object) *ObservedImport {
+		if i, ok := obj.(*v1beta1.ServiceImport); ok {
+			return sums.observedImport(i)
+		}
 		return nil
-	case k.Namespace == s.home:
-		return &origin.Service{Key: k, Export: export, Reject: rejectHome}
-	case !set.cluster.mayExport(k.Namespace):
-		return &origin.Service{Key: k, Export: export, Reject: rejectNamespace}
-	case mcs.IsDerivedName(k.Name):
-		return &origin.Service{Key: k, Export: export, Reject: rejectDerived}
-	case service == nil:
-		return &origin.Service{Key: k, Export: export, Reject: rejectNoService}
-	}
-	joined := *service
-	joined.Export = export
-	if export.Cluster != "" && export.Cluster != set.cluster.name && !set.cluster.local {
-		joined.Reject = "the cluster calls itself " + export.Cluster + ", and is configured here as " + set.cluster.name
-	}
-	return &joined
-}
-
-// exportFault returns why an export of the local cluster is invalid.
-func exportFault(o *origin.Service) mcs.Fault {
-	switch o.Reject {
-	case "":
-		return mcs.Fault{}
-	case rejectNoService:
-		return mcs.NoService()
-	default:
-		return mcs.InvalidService(o.Reject)
-	}
-}
-
-// importName returns the name of an import among local services; empty: there is nothing to
-// compute.
-func (s *Snapshot) importName(m *Memo, k origin.Key) string {
-	if !s.importsKnown {
-		return ""
-	}
-	if s.ownExport(k) != nil || len(m.importParts(s, k)) > 0 {
-		return k.String()
-	}
-	if own, missing := s.rememberedImport(k); own != nil && len(missing) > 0 {
-		return k.String()
-	}
-	return ""
-}
-
-// ownExport returns the export of the local cluster; nil: none.
-func (s *Snapshot) ownExport(k origin.Key) *origin.Service {
-	for _, id := range s.order {
-		if set := s.sets[id]; id.kind == exported && set.cluster.local {
-			return set.origins[k]
+	})
+	ours := func(options *metav1.ListOptions) { options.LabelSelector = mcs.LabelImported + "=" + labelValue }
+	m.services = localFeed(c, "derived services", &corev1.Service{}, servicesOf(metav1.NamespaceAll), ours, func(obj runtime.Object) *ObservedService {
+		if s, ok := obj.(*corev1.Service); ok {
+			return sums.observedDerived(s)
 		}
+		return nil
+	})
+	m.slices = localFeed(c, "endpointslices of imports", &discoveryv1.EndpointSlice{}, slicesOf(metav1.NamespaceAll), func(options *metav1.ListOptions) {
+		options.LabelSelector = discoveryv1.LabelManagedBy + "=" + managedBy + "," + mcs.LabelSourceCluster
+	}, func(obj runtime.Object) *ObservedSlice {
+		if s, ok := obj.(*discoveryv1.EndpointSlice); ok {
+			return sums.observedImportSlice(s)
+		}
+		return nil
+	})
+	m.namespaces = localFeed(c, "namespaces", &corev1.Namespace{}, func(client kube.Client) kube.Resource[*corev1.NamespaceList] {
+		return client.Namespaces()
+	}, nil, func(obj runtime.Object) *namespaceState {
+		if n, ok := obj.(*corev1.Namespace); ok {
+			return &namespaceState{going: n.DeletionTimestamp != nil}
+		}
+		return nil
+	})
+	return m
+}
+
+// read updates the state of imports and their objects.
+func (m *multicluster) read(s *state) {
+	l := s.local
+	known := observe(m.imports, l.imports, byKey)
+	known = observe(m.services, l.imported.services, byKey) && known
+	known = observe(m.slices, l.imported.slices, byKey) && known
+	changes, synced := m.namespaces.Changes()
+	for _, c := range changes {
+		if c.After == nil {
+			delete(l.namespaces, c.Key)
+		} else {
+			l.namespaces[c.Key] = c.After
+		}
+		if (c.Before == nil) != (c.After == nil) || c.After != nil && *c.Before != *c.After {
+			s.touchNamespace(c.Key)
+		}
+	}
+	if known = known && synced; known != s.importsKnown {
+		s.importsKnown = known
+		s.touchAll()
+	}
+}
+
+// fault returns why the imports can't be read, such as a missing right.
+func (m *multicluster) fault() error {
+	var errs []error
+	for _, f := range []feeds.Health{m.imports, m.services, m.slices, m.namespaces} {
+		if !f.Synced() || f.Stale() {
+			errs = append(errs, f.Err())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// detectEvery is the interval of looking whether the API can be implemented by now.
+const detectEvery = 30 * time.Second
+
+// detector waits until the local cluster serves the API, and the account may read its objects:
+// other implementations install the same CRDs.
+type detector struct {
+	client    kube.Client
+	namespace string // of mirrors
+	served    *feeds.Gate
+	notify    func()
+	families  func([]corev1.IPFamily) // is called with those of the cluster
+	log       errlog.Log
+}
+
+// String names the task.
+func (*detector) String() string { return "detection of the Multi-Cluster Services API" }
+
+// Run implements run.Task.
+func (d *detector) Run(ctx context.Context) error {
+	for {
+		err := d.ask(ctx)
+		d.log.Note(ctx, err)
+		if err == nil {
+			d.log.Logger.InfoContext(ctx, "the Multi-Cluster Services API is on")
+			d.served.Open()
+			d.notify()
+			<-ctx.Done() // The end of a task is the end of the program.
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(detectEvery):
+		}
+	}
+}
+
+// errNotServed means that the CRDs aren't installed.
+var errNotServed = errors.New("the CRDs of " + v1beta1.GroupVersion.String() + " are not installed in this cluster")
+
+func (d *detector) ask(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, detectEvery)
+	defer cancel()
+	var list metav1.APIResourceList
+	err := d.client.REST().Get().AbsPath("/apis", v1beta1.GroupVersion.Group, v1beta1.GroupVersion.Version).Do(ctx).Into(&list)
+	switch {
+	case apierrors.IsNotFound(err):
+		return errNotServed
+	case err != nil:
+		return fmt.Errorf("discover %v: %w", v1beta1.GroupVersion, err)
+	}
+	served := map[string]bool{}
+	for i := range list.APIResources {
+		served[list.APIResources[i].Name] = true
+	}
+	if !served[v1beta1.ServiceExportPluralName] || !served[v1beta1.ServiceImportPluralName] {
+		return errNotServed
+	}
+	if err := d.mayRead(ctx); err != nil {
+		return err
+	}
+	return d.askFamilies(ctx)
+}
+
+// askFamilies finds the IP families of the cluster by a request for a Service of both, which isn't
+// stored. If it is refused, as each mirror is then, they stay unknown.
+func (d *detector) askFamilies(ctx context.Context) error {
+	both := origin.Spec{Traits: origin.Traits{IPv4: true, IPv6: true}, Ports: []origin.Port{{Port: 1, Target: intstr.FromInt32(1)}}}
+	probe := &Service{Name: "families-" + separator + "-any", Spec: both}
+	made, err := d.client.Services(d.namespace).Create(ctx, probe.object(d.namespace, ""), metav1.CreateOptions{
+		FieldManager: fieldManager, FieldValidation: fieldValidation, DryRun: []string{metav1.DryRunAll},
+	})
+	switch {
+	case kube.Refused(err):
+		d.log.Logger.WarnContext(ctx, "headless imports will not have IP families: a Service of both is refused", "err", err)
+	case err != nil:
+		return fmt.Errorf("ask for the IP families of the cluster: %w", err)
+	default:
+		d.families(made.Spec.IPFamilies)
 	}
 	return nil
 }
 
-// importParts returns the parts of an import, in the order of configuration.
-func (m *Memo) importParts(s *Snapshot, k origin.Key) []*part {
-	var parts []*part
-	for _, id := range s.order {
-		if id.kind != exported {
-			continue
-		}
-		if o := m.copied(s, id, k); o != nil {
-			set := s.sets[id]
-			parts = append(parts, &part{
-				set: set, cluster: id.cluster, origin: o, local: set.cluster.local, stale: set.stale, drained: s.drained[id.cluster],
-				slices: set.slices[k],
-			})
-		}
+// mayRead returns an error without the rights of deploy/service-mirror/mcs, by an attempt to
+// read each kind of object.
+func (d *detector) mayRead(ctx context.Context) error {
+	one := metav1.ListOptions{Limit: 1}
+	_, err := d.client.ServiceImports(metav1.NamespaceAll).List(ctx, one)
+	if err == nil {
+		_, err = d.client.ServiceExports(metav1.NamespaceAll).List(ctx, one)
 	}
-	return parts
+	if err == nil {
+		_, err = d.client.Namespaces().List(ctx, one)
+	}
+	if apierrors.IsForbidden(err) {
+		return fmt.Errorf("the account lacks the rights of deploy/service-mirror/mcs: %w", err)
+	}
+	return err
 }
 
-// rememberedImport returns the running import, and the clusters of it whose exports are
-// unknown.
-func (s *Snapshot) rememberedImport(k origin.Key) (own *ObservedImport, missing []string) {
-	own = s.local.imported.imports.Get(k.String())
-	if own == nil || !own.ours {
-		return nil, nil
-	}
-	for _, cluster := range mcs.Exporting(own.places) {
-		if why, _ := s.unknown(cluster, exported); why != "" {
-			missing = append(missing, cluster)
-		}
-	}
-	return own, missing
-}
-
-// places returns those of an import that runs, or has just gone, without clusters that are no
-// longer configured.
-func (s *Snapshot) places(k origin.Key, own *ObservedImport) []mcs.Place {
-	places := s.local.imported.left[k]
-	if own != nil {
-		places = own.places
-	}
-	return slices.DeleteFunc(slices.Clone(places), func(p mcs.Place) bool {
-		return !s.clusters[p.Cluster] && s.removal(p.Cluster).IsZero()
-	})
-}
-
-// leaveImport remembers the places of an import that has no export any more.
-func (s *Snapshot) leaveImport(k origin.Key) {
-	own, _ := s.rememberedImport(k)
-	s.local.imported.leave(k, mcs.Leave(s.places(k, own), s.now), s.now)
-}
-
-// imported fills in an import.
-func (b *builder) imported(w *Service) {
-	s, k := b.s, w.Origin.Key
-	parts := b.m.importParts(s, k)
-	own, missing := s.rememberedImport(k)
-	places := s.places(k, own)
-	if len(parts) == 0 && len(missing) == 0 || !s.local.imported.usable(k.Namespace) {
-		w.Absent = true
-		s.leaveImport(k)
-		return
-	}
-	delete(s.local.imported.left, k)
-	exports := mcs.Exports{Local: s.localCluster(), Places: places, Unknown: missing, Now: s.now}
-	for _, pt := range parts {
-		exports.Offers = append(exports.Offers, pt.origin.Offer(pt.cluster))
-	}
-	if own != nil {
-		running := mcs.ParseImport(&own.spec, own.labels, own.annots)
-		exports.Running = &running
-	}
-	merged, conflict := exports.Merge()
-	w.Imported = &Imported{Import: merged}
-	w.Spec = origin.Spec{Traits: origin.Traits{Headless: merged.Headless, AffinityTimeout: merged.AffinityTimeout, IPv4: merged.IPv4, IPv6: merged.IPv6}}
-	for _, p := range merged.Ports {
-		w.Spec.Ports = append(w.Spec.Ports, origin.Port{Name: p.Name, Protocol: p.Protocol, Port: p.Port, Target: intstr.FromInt32(p.Port), AppProtocol: p.AppProtocol})
-	}
-	w.Clusters = mcs.Exporting(merged.Places)
-	if len(missing) == 0 {
-		for _, d := range conflict.Differences {
-			w.Conflicts = append(w.Conflicts, status.Conflict{Cluster: d.Cluster, What: d.What})
-		}
-		w.conflict = conflict
-		w.Imported.Status = exportedBy(w.Clusters)
-	}
-	// Endpoints near by are preferred where the export that decides asks for it.
-	w.LocalFirst = merged.TrafficDistribution != "" || len(parts) > 0 && deciding(parts, w.Clusters).origin.LocalFirst
-	for _, pt := range parts {
-		pt.slices = served(&merged, pt)
-	}
-	candidates := slices.Clone(parts)
-	for _, c := range missing {
-		set := s.sets[setID{c, exported}]
-		if set == nil {
-			w.Former = append(w.Former, c)
-		}
-		pt := &part{cluster: c, remembered: true, stale: set == nil || set.stale, drained: s.drained[c]}
-		if !merged.Headless { // of which clients don't request ports
-			pt.names = exports.Running.Names(&merged, c)
-		}
-		candidates = append(candidates, pt)
-	}
-	b.use(w, candidates)
-}
-
-// deciding returns the part of the local cluster, or else the first one by rank.
-func deciding(parts []*part, clusters []string) *part {
-	return slices.MinFunc(parts, func(a, b *part) int {
-		return cmp.Or(boolCompare(b.local, a.local), cmp.Compare(slices.Index(clusters, a.cluster), slices.Index(clusters, b.cluster)))
-	})
-}
-
-// exportedBy returns the status of an import without its Ready condition.
-func exportedBy(clusters []string) *v1beta1.ServiceImportStatus {
-	st := &v1beta1.ServiceImportStatus{EndpointSliceObjects: v1beta1.EndpointSliceObjectsPresent}
-	for _, cluster := range slices.Sorted(slices.Values(clusters)) {
-		st.Clusters = append(st.Clusters, v1beta1.ClusterStatus{Cluster: cluster})
-	}
-	return st
-}
-
-// served returns the slices of a part with the ports that it serves, by their names in the
-// import. A slice that loses all its ports is dropped: to some consumers a slice without ports
-// has all of them.
-func served(i *mcs.Import, pt *part) map[string]*origin.Slice {
-	offer := pt.origin.Offer(pt.cluster)
-	names := map[string]string{}
-	same := true
-	for _, p := range offer.Ports {
-		name, serves := i.Name(&offer, p.Name)
-		if same = same && serves && name == p.Name; serves {
-			names[p.Name] = name
-		}
-	}
-	if same {
-		return pt.slices
-	}
-	some := map[string]*origin.Slice{}
-	for name, sl := range pt.slices {
-		if slices.ContainsFunc(sl.Ports, func(p discoveryv1.EndpointPort) bool { return names[*p.Name] != *p.Name }) {
-			with := *sl
-			if with.Ports = renamed(sl.Ports, names); len(with.Ports) == 0 {
-				continue
-			}
-			sl = &with
-		}
-		some[name] = sl
-	}
-	return some
-}
-
-// renamed returns ports with other names, without those that have none.
-func renamed(ports []discoveryv1.EndpointPort, names map[string]string) []discoveryv1.EndpointPort {
-	var all []discoveryv1.EndpointPort
-	for _, p := range ports {
-		if name, has := names[*p.Name]; has {
-			p.Name = &name
-			all = append(all, p)
-		}
-	}
-	return all
-}
-
-// wantImport is want for an import.
-func (s *Snapshot) wantImport(m *Memo, k origin.Key) (Service, Observed) {
-	w := Service{Name: k.String(), Absent: true}
-	planned := m.services[w.Name]
-	if planned != nil {
-		w = *planned
-	}
-	have := s.local.imported.get(k, &w)
-	own := s.ownExport(k)
-	if own != nil {
-		have.Export = own.Export
-	}
-	w.Hold, w.Until = s.holdImport(have.Import, &w)
-	if w.Until.IsZero() && len(w.Former) > 0 {
-		w.Until = s.removeAt
-	}
-	if w.Imported != nil {
-		with := *w.Imported
-		w.Imported, with.Unsupported = &with, !s.local.imported.supported(k)
-		if cluster := s.local.imported.clusterFamilies(); w.Spec.Headless {
-			with.Families = with.Import.Families(cluster)
-			with.Unsupported = len(with.Families) == 0 && len(cluster) > 0
-		}
-		if o := have.Service; o != nil && o.ours && !w.Spec.Headless && !o.spec.Headless && (o.owner == "" || o.ownedBy(have.Import)) {
-			with.IPs, with.Families = o.ips, o.families
-		}
-		with.sum = s.sums.serviceImport(with.object(k))
-		with.Refused, with.Instead = s.local.imported.refusals(k, &w, &have)
-	}
-	if own != nil && s.sets[setID{s.localCluster(), exported}].synced && (w.Imported == nil || w.Imported.Status != nil) {
-		w.Conditions = mcs.ExportConditions(s.localCluster(), own.Export, exportFault(own), &w.conflict, w.Hold)
-	}
-	if w.Imported != nil {
-		w.keep(have, func(o *ObservedSlice) (Retained, bool) { return w.retain(o, s.sums) })
-	}
-	return w, have
-}
-
-// localCluster returns the name of the local cluster.
-func (s *Snapshot) localCluster() string {
-	for _, id := range s.order {
-		if s.sets[id].cluster.local {
-			return id.cluster
-		}
-	}
-	return ""
-}
-
-// holdImport returns why an import must not be changed. A new one waits until each cluster was
-// read once since start, for a limited time, so that it is complete when it is first seen. A
-// running one isn't removed while one of its clusters is unknown.
-func (s *Snapshot) holdImport(o *ObservedImport, want *Service) (why string, until time.Time) {
-	if !s.importsKnown {
-		return "imports have not been read since start", time.Time{}
-	}
-	if o == nil && !want.Absent {
-		if s.importAfter.IsZero() {
-			return "", time.Time{}
-		}
-		for _, id := range s.order {
-			if id.kind == exported && !s.sets[id].synced {
-				return "waiting for the exports of " + id.cluster + ", which has not synced since start", s.importAfter
-			}
-		}
-	}
-	if o != nil && o.ours && want.Absent {
-		for _, cluster := range mcs.Exporting(o.places) {
-			if why, until = s.unknown(cluster, exported); why != "" {
-				return "import of " + why, until
-			}
-		}
-	}
-	return "", time.Time{}
-}
+// Err returns why the API is off; nil: it is on, or was not looked for yet.
+func (d *detector) Err() error { return d.log.Err() }

@@ -13,6 +13,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
+	"github.com/kube-semaphore/kube-semaphore/mirror/published"
 )
 
 // BenchmarkImportEvent is BenchmarkEvent for imports.
@@ -53,22 +54,41 @@ func BenchmarkUnexported(b *testing.B) {
 	}
 }
 
-// newExports returns a snapshot with exported and unexported services of aws, each with one
-// slice of ten endpoints.
-func newExports(exports, others int) *Snapshot {
-	s := newSnapshot(testClusters(), []kind{exported}, newLocal(func() {}), newSummer())
+// newExportState returns a state for imports only, with the namespace shop.
+func newExportState(configs []clusterConfig) *state {
+	var clusters []*cluster
+	for _, c := range configs {
+		clusters = append(clusters, &cluster{name: c.name, local: c.local, prefix: c.prefix, quota: newQuota(Bounds{})})
+	}
+	s := newState(clusters, []published.Kind{exported}, home, newLocal(func() {}), newSummer())
 	s.importsKnown = true
-	s.local.imported.namespaces["shop"] = &namespaceState{}
+	s.local.namespaces["shop"] = &namespaceState{}
+	return s
+}
+
+// plans plans the services that may have changed.
+func (s *state) plans(f func(want *Service, have *Observed)) {
+	for _, name := range s.take() {
+		want, have, _ := s.plan(name)
+		want.seal(s.sums, &have, &s.local.answers)
+		f(&want, &have)
+	}
+}
+
+// newExports returns a state with exported and unexported services of aws, each with one
+// slice of ten endpoints.
+func newExports(exports, others int) *state {
+	s := newExportState(testClusters())
 	for _, id := range s.order {
 		s.contact(id, true, false)
 	}
-	aws := setID{"aws", exported}
+	aws := setOf("aws", exported)
 	for i := range exports + others {
 		k := origin.Key{Namespace: "shop", Name: fmt.Sprintf("web-%05d", i)}
-		s.exportable(aws, k, origin.TrimService(kubetest.Service(k.Name, nil, func(s *corev1.Service) { s.Namespace = k.Namespace }), nil))
-		s.slice(aws, nil, importBenchSlice(k, i))
+		s.sets[aws].PutService(k, origin.TrimService(kubetest.Service(k.Name, nil, func(s *corev1.Service) { s.Namespace = k.Namespace }), nil))
+		s.sets[aws].PutSlice(nil, importBenchSlice(k, i))
 		if i < exports {
-			s.export(aws, k, &mcs.Export{Created: time.Unix(1, 0)})
+			s.sets[aws].PutExport(k, &mcs.Export{Created: time.Unix(1, 0)})
 		}
 	}
 	return s
@@ -94,18 +114,15 @@ func importBenchSlice(k origin.Key, seed int) *origin.Slice {
 // importEvents returns what takes in one changed endpoint of so many exports, and computes what
 // is written.
 func importEvents(n int) (event func()) {
-	s, m, aws := newExports(n, n), NewMemo(), setID{"aws", exported}
+	s, aws := newExports(n, n), setOf("aws", exported)
 	write := func() {
-		all := Desired(s, m)
-		s.seen()
-		for i := range all {
-			k, _ := importKey(all[i].Name)
-			want, have := s.want(m, all[i].Name)
-			for _, c := range s.sums.diffImport(have, want) {
-				s.written(k, &want, &c)
+		s.plans(func(want *Service, have *Observed) {
+			k, _ := importKey(want.Name)
+			for _, c := range s.sums.Diff(have, want) {
+				s.written(k, want, &c)
 			}
-		}
-		s.observeImports()
+		})
+		s.local.update(s.now, s.touch)
 	}
 	write()
 	write()
@@ -114,17 +131,17 @@ func importEvents(n int) (event func()) {
 		round++
 		k := origin.Key{Namespace: "shop", Name: fmt.Sprintf("web-%05d", round%n)}
 		var before *origin.Slice
-		for _, sl := range s.sets[aws].slices[k] {
+		for _, sl := range s.sets[aws].Slices(k) {
 			before = sl
 		}
-		s.slice(aws, before, importBenchSlice(k, round+7))
+		s.sets[aws].PutSlice(before, importBenchSlice(k, round+7))
 		write()
 	}
 }
 
 // written records a change of an import as if it was made.
-func (s *Snapshot) written(k origin.Key, want *Service, c *Change) {
-	l := s.local.imported
+func (s *state) written(k origin.Key, want *Service, c *Change) {
+	l := s.local
 	switch c.Object {
 	case anImport:
 		object := want.Imported.object(k)
@@ -132,13 +149,13 @@ func (s *Snapshot) written(k origin.Key, want *Service, c *Change) {
 		o := s.sums.observedImport(object)
 		l.imports.Observe([]kube.Change[ObservedImport]{{Key: o.Name, After: o}}, true)
 	case aDerived:
-		object := want.derived(k, types.UID(k.String()))
+		object := want.object(home, types.UID(k.String()))
 		object.UID, object.Spec.ClusterIPs = "x", []string{"10.96.0.1"}
 		o := s.sums.observedDerived(object)
-		l.services.Observe([]kube.Change[ObservedService]{{Key: o.Name, After: o}}, true)
+		l.imported.services.Observe([]kube.Change[ObservedService]{{Key: o.Name, After: o}}, true)
 	case aSlice:
-		object := c.Slice.importObject(k, types.UID(k.String()))
+		object := c.Slice.object(home, want, types.UID(k.String()))
 		o := s.sums.observedImportSlice(object)
-		l.slices.Observe([]kube.Change[ObservedSlice]{{Key: o.Name, After: o}}, true)
+		l.imported.slices.Observe([]kube.Change[ObservedSlice]{{Key: o.Name, After: o}}, true)
 	}
 }

@@ -390,22 +390,24 @@ func TestARestartRemovesImports(t *testing.T) {
 
 // The same, if the objects of imports are read last.
 func TestImportsThatAreReadLastAreReconciled(t *testing.T) {
-	s, m, k := newExports(0, 0), NewMemo(), origin.Key{Namespace: "shop", Name: "web"}
+	s, k := newExports(0, 0), origin.Key{Namespace: "shop", Name: "web"}
 	s.importsKnown = false
 	object := (&mcs.Import{Places: []mcs.Place{{Cluster: "aws"}}}).Object(k.Namespace, k.Name, nil, nil)
 	o := s.sums.observedImport(object)
-	s.local.imported.imports.Observe([]kube.Change[ObservedImport]{{Key: o.Name, After: o}}, true)
-	s.observeImports()
-	Desired(s, m)
-	s.seen()
-	s.importsKnown, s.all = true, true
-	all := Desired(s, m)
-	if len(all) != 1 {
-		t.Fatalf("looked at %v", all)
-	}
-	want, have := s.want(m, all[0].Name)
-	if changes := s.sums.diffImport(have, want); len(changes) != 1 || changes[0].Verb != verbDelete {
-		t.Errorf("%+v", changes)
+	s.local.imports.Observe([]kube.Change[ObservedImport]{{Key: o.Name, After: o}}, true)
+	s.local.update(s.now, s.touch)
+	s.take()
+	s.importsKnown = true
+	s.touchAll()
+	all := 0
+	s.plans(func(want *Service, have *Observed) {
+		all++
+		if changes := s.sums.Diff(have, want); len(changes) != 1 || changes[0].Verb != verbDelete {
+			t.Errorf("%+v", changes)
+		}
+	})
+	if all != 1 {
+		t.Fatalf("looked at %d", all)
 	}
 }
 
@@ -586,10 +588,10 @@ func TestObjectsThatGoBeforeTheyAreDeleted(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakes) {
 		sums, k := newSummer(), origin.Key{Namespace: "shop", Name: "web"}
 		a := &applier{client: client(t, f.gcp), sums: sums, local: newLocal(func() {}), log: slog.New(slog.DiscardHandler), count: func(string, string) {}}
-		w := &Service{Imported: &Imported{Import: mcs.Import{IPv4: true}}}
+		w := &Service{Name: k.String(), Imported: &Imported{Import: mcs.Import{IPv4: true}}}
 		have := &Observed{
 			Import:  sums.observedImport((&mcs.Import{}).Object(k.Namespace, k.Name, nil, nil)),
-			Service: sums.observedDerived(w.derived(k, "uid")),
+			Service: sums.observedDerived(w.object(home, "uid")),
 			Slices:  map[string]*ObservedSlice{"shop/web-1": {identity: identity{Meta: keep.Meta{Name: "shop/web-1"}}}},
 		}
 		want := &Service{Name: k.String(), Absent: true}

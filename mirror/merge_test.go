@@ -41,18 +41,3 @@ func TestHintsCoverAllZones(t *testing.T) {
 		t.Error("hints without zones")
 	}
 }
-
-// TestAcceptedOrderCountsBeforeItIsWritten adds a remote with an early creation time before
-// the accepted order of an earlier remote has been written.
-func TestAcceptedOrderCountsBeforeItIsWritten(t *testing.T) {
-	web := origin.Key{Namespace: "shop", Name: "web"}
-	w := newWorld(append(testClusters(), clusterConfig{name: "late", prefix: "c3"})...)
-	w.says(t, setID{"merit", merged}, newOrigin(web, 2000, 80, origin.Traits{}))
-	w.hears(setID{"aws", merged}, newOrigin(web, 3000, 80, origin.Traits{}))
-	Desired(w.Snapshot, w.memo)
-	w.seen()
-	w.says(t, setID{"late", merged}, newOrigin(web, 1, 80, origin.Traits{}))
-	if got, want := w.services[GlobalName(web)].Annotations[annotAccepted], "merit,aws,late"; got != want {
-		t.Errorf("accepted are %s, want %s", got, want)
-	}
-}

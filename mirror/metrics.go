@@ -31,7 +31,7 @@ type Metrics struct {
 	latency, duration          *prometheus.HistogramVec
 
 	services, endpoints, refused    *prometheus.Desc
-	conflicts, renamed, outdated    *prometheus.Desc
+	conflicts, taken, outdated      *prometheus.Desc
 	failing, blocked, held, leading *prometheus.Desc
 	lingering, over, overridden     *prometheus.Desc
 	waiting                         *prometheus.Desc
@@ -82,7 +82,7 @@ func newMetrics() *Metrics {
 		refused:        desc("endpoints_refused", "Endpoints that are left out, by cluster: their addresses are outside of its pod subnets, or none of a pod.", "cluster"),
 		imports:        desc("imports", "Imports of the Multi-Cluster Services API."),
 		conflicts:      desc("global_conflicts", "Disagreements between the services of a global service."),
-		renamed:        desc("services_renamed", "Services that have another name than the rule says, because a rival has that."),
+		taken:          desc("names_taken", "Services that are not copied, because another one has their name."),
 		outdated:       desc("global_services_outdated", "Global services without endpoints of clusters out of contact."),
 		failing:        desc("services_failing", "Services that are not what they must be, because writing failed."),
 		blocked:        desc("services_blocked", "Services whose name a foreign object has; they count as failing as well."),
@@ -117,7 +117,7 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	}
 	for _, d := range []*prometheus.Desc{
 		m.watcherObjects, m.depth, m.unfinished, m.longest, m.services, m.endpoints, m.refused, m.conflicts,
-		m.renamed, m.outdated, m.failing, m.blocked, m.held, m.lingering, m.over, m.overridden, m.leading, m.waiting,
+		m.taken, m.outdated, m.failing, m.blocked, m.held, m.lingering, m.over, m.overridden, m.leading, m.waiting,
 		m.withdrawn, m.withdrawnNodes, m.drained, m.reports, m.reportFaults, m.unconfigured, m.imports,
 	} {
 		ch <- d
@@ -160,7 +160,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(m.services, t.global, "")
 	gauge(m.imports, t.imports)
 	gauge(m.conflicts, t.conflicts)
-	gauge(m.renamed, t.renamed)
+	gauge(m.taken, t.taken)
 	gauge(m.outdated, t.outdated)
 	gauge(m.failing, t.failing)
 	gauge(m.blocked, t.blocked)
@@ -205,11 +205,11 @@ func (m *Metrics) watch(watcher, kind, runner string, objects func() int) {
 
 // totals are sums over all services.
 type totals struct {
-	clusters                                                        map[string]clusterTotals
-	global, imports, conflicts, renamed, outdated, failing, blocked int
-	held, lingering, overridden, reports, reportFaults              int
-	leading                                                         bool
-	former                                                          []status.FormerCluster
+	clusters                                                      map[string]clusterTotals
+	global, imports, conflicts, taken, outdated, failing, blocked int
+	held, lingering, overridden, reports, reportFaults            int
+	leading                                                       bool
+	former                                                        []status.FormerCluster
 }
 
 type clusterTotals struct {
@@ -235,11 +235,12 @@ func (t *totals) add(l *surveyed, n int) {
 		t.clusters[w.Origin.Cluster] = of
 	}
 	t.conflicts += n * len(w.Conflicts)
+	t.taken += n * len(w.Refused)
 	for _, c := range []struct {
 		is    bool
 		count *int
 	}{
-		{w.Instead != nil, &t.renamed}, {w.Outdated, &t.outdated},
+		{w.Outdated, &t.outdated},
 		{l.status.Held != "", &t.held}, {l.status.RemovedAt != nil, &t.lingering},
 	} {
 		if c.is {

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
+	clustername "github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
@@ -15,7 +15,7 @@ const (
 	// separator stands between namespace and name, for DNS rewrites to find.
 	separator = "73736d"
 	// globalPrefix stands where the names of mirrors have their remote's.
-	globalPrefix = cluster.GlobalPrefix
+	globalPrefix = clustername.GlobalPrefix
 	// maxName is the maximum length of a Service's name, a label of RFC 1035.
 	maxName = 63
 	// keptName is the length of the prefix of a shortened name, before the hash.
@@ -90,13 +90,8 @@ type claim struct {
 	local, holds bool
 }
 
-func (c claim) full() string { return fullName(c.prefix, c.id.Key) }
-
-// name is the claimed name.
-func (c claim) name() string { return shortened(c.full()) }
-
 // short reports whether the claimed name is shortened.
-func (c claim) short() bool { return len(c.full()) > maxName }
+func (c claim) short() bool { return len(fullName(c.prefix, c.id.Key)) > maxName }
 
 // compareClaims orders claims to one name: the first gets it. Examples are cluster "c1" with
 // namespace "x-y" and cluster "c1-x" with namespace "y", and a service whose full name is
@@ -128,18 +123,4 @@ func boolCompare(a, b bool) int {
 	default:
 		return -1
 	}
-}
-
-// keptInstead is the length of the prefix of an alternative name. Such a name is shorter
-// than a shortened one, and has no separator: without a collision of the hash no other
-// origin claims it.
-const keptInstead = maxName - len("-") - longHash - 1
-
-// nameOf returns the local name for a rank among the claims to the name.
-func (c claim) nameOf(rank int) string {
-	if rank == 0 {
-		return c.name()
-	}
-	start := c.prefix + "-" + c.id.Namespace
-	return start[:min(keptInstead, len(start))] + "-" + hash(c.full()+"\x00"+c.id.String(), longHash)
 }

@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/mirror/exposed"
@@ -40,15 +42,30 @@ const (
 // drained cluster.
 const annotDrained = annotationFrom + "drained"
 
-// Labels and annotations that we set and remove.
-//
+// marks are the labels and annotations that we set and remove.
+type marks struct{ labels, annotations []string }
+
 //nolint:gochecknoglobals // Go has no constants of this type.
 var (
-	serviceLabels      = []string{labelMirrored, labelGlobal, labelPrefix}
-	serviceAnnotations = []string{annotCluster, annotNamespace, annotName, annotClusters, annotAccepted}
-	sliceLabels        = []string{discoveryv1.LabelManagedBy, discoveryv1.LabelServiceName, corev1.IsHeadlessService}
-	sliceAnnotations   = []string{annotCluster, annotNamespace, annotName}
+	serviceMarks = marks{
+		[]string{labelMirrored, labelGlobal, labelPrefix},
+		[]string{annotCluster, annotNamespace, annotName, annotClusters, annotAccepted},
+	}
+	sliceMarks = marks{
+		[]string{discoveryv1.LabelManagedBy, discoveryv1.LabelServiceName, corev1.IsHeadlessService},
+		[]string{annotCluster, annotNamespace, annotName},
+	}
+	derivedMarks     = marks{[]string{mcs.LabelImported}, []string{mcs.AnnotImport}}
+	importSliceMarks = marks{[]string{discoveryv1.LabelManagedBy, discoveryv1.LabelServiceName, mcs.LabelServiceName, mcs.LabelSourceCluster}, nil}
 )
+
+// marksOf returns the marks of the Service and the slices of a local service.
+func marksOf(name string) (service, slice *marks) {
+	if _, is := importKey(name); is {
+		return &derivedMarks, &importSliceMarks
+	}
+	return &serviceMarks, &sliceMarks
+}
 
 // remoteZone is a zone without nodes. kube-proxy uses the hints of a service only if each
 // ready endpoint has hints, and one of them has the zone of the node.
@@ -61,10 +78,11 @@ const maxZones = 8
 type Service struct {
 	Name string
 	// Absent: the service must not exist.
-	Absent  bool
-	Origin  origin.ID
-	Instead *origin.ID // the origin that has the claimed name; nil: this one
-	Spec    origin.Spec
+	Absent bool
+	Origin origin.ID
+	Spec   origin.Spec
+	// Refused are further origins that would have the name.
+	Refused []origin.ID
 	// Clusters are those of a global service, sorted, Accepted those of them that
 	// are remote, the first accepted first.
 	Clusters, Accepted []string
@@ -95,8 +113,30 @@ type Service struct {
 	// keeps are, by cluster of unknown state, whether it is used for a frontend; nil: for all.
 	keeps    map[string]map[exposed.Frontend]bool
 	names    map[string]map[string]string // part.names of them
-	sum      sum
-	conflict mcs.Conflict // of an import
+	sum      sum                          // of the Service
+	conflict mcs.Conflict                 // of an import
+}
+
+// Imported is the desired state of an import, beyond that of its endpoints.
+type Imported struct {
+	mcs.Import
+	// IPs and Families are those of the derived Service, none yet if there is none. A headless
+	// import has no IPs, and the families of mcs.Import.Families.
+	IPs      []string
+	Families []corev1.IPFamily
+	// Unsupported: the local cluster has none of its IP families.
+	Unsupported bool
+	// Rejected are objects that the API server refuses, and Instead what others have instead of
+	// some fields.
+	Rejected, Instead []string
+	// Status is nil if the state of a cluster is unknown that the running one is made of.
+	Status *v1beta1.ServiceImportStatus
+	sum    sum
+}
+
+// object returns the desired ServiceImport.
+func (i *Imported) object(k origin.Key) *v1beta1.ServiceImport {
+	return i.Object(k.Namespace, k.Name, i.IPs, i.Families)
 }
 
 // Retained is a slice that stays as it is, except for ports that must go.
@@ -136,6 +176,17 @@ type Slice struct {
 	size  int // of the object, in bytes
 }
 
+// tally returns the tally of a cluster.
+func (t *Service) tally(cluster string) *Tally {
+	if t.Tallies == nil {
+		t.Tallies = map[string]*Tally{}
+	}
+	if t.Tallies[cluster] == nil {
+		t.Tallies[cluster] = &Tally{}
+	}
+	return t.Tallies[cluster]
+}
+
 // slice returns a desired slice, or nil.
 func (t *Service) slice(name string) *Slice {
 	i, found := slices.BinarySearchFunc(t.Slices, name, func(s Slice, name string) int { return strings.Compare(s.Name, name) })
@@ -154,33 +205,47 @@ func (t *Service) retained(name string) *Retained {
 	return &t.Keep[i]
 }
 
-// service returns the desired Service object.
-func (t *Service) service(namespace string) *corev1.Service {
+// seal completes a planned service by what its desired objects are, as sums.
+func (t *Service) seal(sums summer, have *Observed, answers *answers) {
+	if t.Absent {
+		return
+	}
+	service, slice := marksOf(t.Name)
+	for i := range t.Slices {
+		object := t.Slices[i].object("", t, "")
+		t.Slices[i].sum, t.Slices[i].size = sums.slice(object, slice), object.Size()
+	}
+	t.sum = sums.service(t.object("", ""), service)
+	if t.Imported == nil {
+		return
+	}
+	i, k := t.Imported, t.Origin.Key
+	i.Unsupported = !answers.supported(k)
+	if cluster := answers.clusterFamilies(); t.Spec.Headless {
+		i.Families = i.Import.Families(cluster)
+		i.Unsupported = len(i.Families) == 0 && len(cluster) > 0
+	}
+	if o := have.Service; o != nil && o.ours && !t.Spec.Headless && !o.spec.Headless && (o.owner == "" || o.ownedBy(have.Import)) {
+		i.IPs, i.Families = o.ips, o.families
+	}
+	i.sum = sums.serviceImport(i.object(k))
+	i.Rejected, i.Instead = answers.refusals(k, t, have)
+}
+
+// object returns the desired Service. Of an import it is the derived one: without a selector, so
+// that its endpoints are our slices. It is made before the import, which gets its addresses; then
+// owner is empty.
+func (t *Service) object(home string, owner types.UID) *corev1.Service {
 	cluster := corev1.ServiceInternalTrafficPolicyCluster
 	s := &corev1.Service{
-		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: t.Name,
-			Labels: map[string]string{labelMirrored: labelValue, labelPrefix: t.prefix},
-			Annotations: map[string]string{
-				annotNamespace: t.Origin.Namespace, annotName: t.Origin.Name,
-			},
-		},
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
+		ObjectMeta: t.metadata(home, owner),
 		Spec: corev1.ServiceSpec{
 			Type:                     corev1.ServiceTypeClusterIP,
 			InternalTrafficPolicy:    &cluster,
 			SessionAffinity:          corev1.ServiceAffinityNone,
 			PublishNotReadyAddresses: t.Spec.PublishNotReady,
 		},
-	}
-	if t.Origin.Global() {
-		s.Labels[labelGlobal] = labelValue
-		s.Annotations[annotClusters] = strings.Join(t.Clusters, ",")
-		if len(t.Accepted) > 0 {
-			s.Annotations[annotAccepted] = strings.Join(t.Accepted, ",")
-		}
-	} else {
-		s.Annotations[annotCluster] = t.Origin.Cluster
 	}
 	if t.Spec.Headless {
 		s.Spec.ClusterIP = corev1.ClusterIPNone
@@ -202,7 +267,38 @@ func (t *Service) service(namespace string) *corev1.Service {
 		}
 		s.Spec.Ports = append(s.Spec.Ports, port)
 	}
+	if t.Imported != nil {
+		t.Imported.Traffic(&s.Spec)
+	}
 	return s
+}
+
+// metadata returns that of the desired Service.
+func (t *Service) metadata(home string, owner types.UID) metav1.ObjectMeta {
+	if k, is := importKey(t.Name); is {
+		m := metav1.ObjectMeta{
+			Namespace: k.Namespace, Name: mcs.DerivedName(k.Namespace, k.Name),
+			Labels: map[string]string{mcs.LabelImported: labelValue}, Annotations: map[string]string{mcs.AnnotImport: k.Name},
+		}
+		if owner != "" {
+			m.OwnerReferences = []metav1.OwnerReference{mcs.Owner(k.Name, owner)}
+		}
+		return m
+	}
+	m := metav1.ObjectMeta{
+		Namespace: home, Name: t.Name, Labels: map[string]string{labelMirrored: labelValue, labelPrefix: t.prefix},
+		Annotations: map[string]string{annotNamespace: t.Origin.Namespace, annotName: t.Origin.Name},
+	}
+	if !t.Origin.Global() {
+		m.Annotations[annotCluster] = t.Origin.Cluster
+		return m
+	}
+	m.Labels[labelGlobal] = labelValue
+	m.Annotations[annotClusters] = strings.Join(t.Clusters, ",")
+	if len(t.Accepted) > 0 {
+		m.Annotations[annotAccepted] = strings.Join(t.Accepted, ",")
+	}
+	return m
 }
 
 // families returns the IP families of the origin. With both, the local cluster decides on
@@ -221,26 +317,32 @@ func families(t origin.Traits) (*corev1.IPFamilyPolicy, []corev1.IPFamily) {
 	}
 }
 
-// object returns the desired EndpointSlice of a service.
-func (w *Slice) object(namespace, service string) *discoveryv1.EndpointSlice {
+// object returns the desired EndpointSlice of a service. One of an import has an owner.
+func (w *Slice) object(home string, of *Service, owner types.UID) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: w.Name,
-			Labels: map[string]string{
-				discoveryv1.LabelManagedBy:   managedBy,
-				discoveryv1.LabelServiceName: service,
-			},
-			Annotations: map[string]string{
-				annotCluster: w.Cluster, annotNamespace: w.origin.Service.Namespace, annotName: w.origin.Name,
-			},
+			Namespace: home, Name: w.Name,
+			Labels: map[string]string{discoveryv1.LabelManagedBy: managedBy},
 		},
 		AddressType: w.origin.Family,
 		Ports:       w.origin.Ports,
 	}
-	if w.headless {
-		// kube-proxy ignores slices with this label.
-		s.Labels[corev1.IsHeadlessService] = ""
+	if k, is := importKey(of.Name); is {
+		slice, _ := importKey(w.Name)
+		s.Namespace, s.Name, s.OwnerReferences = k.Namespace, slice.Name, []metav1.OwnerReference{mcs.Owner(k.Name, owner)}
+		s.Labels[mcs.LabelServiceName], s.Labels[mcs.LabelSourceCluster] = k.Name, w.Cluster
+		// CoreDNS finds it by the labels of the API. A headless import has no Service.
+		if !w.headless {
+			s.Labels[discoveryv1.LabelServiceName] = mcs.DerivedName(k.Namespace, k.Name)
+		}
+	} else {
+		s.Labels[discoveryv1.LabelServiceName] = of.Name
+		s.Annotations = map[string]string{annotCluster: w.Cluster, annotNamespace: w.origin.Service.Namespace, annotName: w.origin.Name}
+		if w.headless {
+			// kube-proxy ignores slices with this label.
+			s.Labels[corev1.IsHeadlessService] = ""
+		}
 	}
 	for i := range w.Endpoints {
 		e := &w.Endpoints[i]
@@ -302,9 +404,9 @@ type ownFields struct {
 }
 
 // service hashes a Service.
-func (h summer) service(s *corev1.Service) sum { return h.of(ownService(s)) }
+func (h summer) service(s *corev1.Service, m *marks) sum { return h.of(ownService(s, m)) }
 
-func ownService(s *corev1.Service) ownFields {
+func ownService(s *corev1.Service, m *marks) ownFields {
 	spec := corev1.ServiceSpec{
 		Type:                     s.Spec.Type,
 		Ports:                    slices.Clone(s.Spec.Ports),
@@ -330,19 +432,15 @@ func ownService(s *corev1.Service) ownFields {
 	if len(spec.Selector) == 0 {
 		spec.Selector = nil
 	}
-	return ownFields{spec, only(s.Labels, serviceLabels...), only(s.Annotations, serviceAnnotations...)}
+	return ownFields{spec, only(s.Labels, m.labels...), only(s.Annotations, m.annotations...)}
 }
 
 // slice hashes an EndpointSlice: its ports and the rest, so that withPorts needs only the
 // former.
-func (h summer) slice(s *discoveryv1.EndpointSlice) sum {
-	return h.sliceOf(s, ownSlice)
-}
-
-func (h summer) sliceOf(s *discoveryv1.EndpointSlice, own func(*discoveryv1.EndpointSlice) ownFields) sum {
+func (h summer) slice(s *discoveryv1.EndpointSlice, m *marks) sum {
 	rest := *s
 	rest.Ports = nil
-	return max(1, h.of(own(&rest))^h.ports(s.Ports))
+	return max(1, h.of(ownSlice(&rest, m))^h.ports(s.Ports))
 }
 
 func (h summer) ports(ports []discoveryv1.EndpointPort) sum {
@@ -354,7 +452,7 @@ func (h summer) withPorts(o *ObservedSlice, ports []discoveryv1.EndpointPort) su
 	return max(1, o.sum^h.ports(o.Ports)^h.ports(ports))
 }
 
-func ownSlice(s *discoveryv1.EndpointSlice) ownFields {
+func ownSlice(s *discoveryv1.EndpointSlice, m *marks) ownFields {
 	// Empty and nil lists are equal in the API.
 	endpoints, ports := s.Endpoints, s.Ports
 	if len(endpoints) == 0 {
@@ -369,8 +467,33 @@ func ownSlice(s *discoveryv1.EndpointSlice) ownFields {
 			Ports       []discoveryv1.EndpointPort `json:"ports"`
 			AddressType discoveryv1.AddressType    `json:"addressType"`
 		}{endpoints, ports, s.AddressType},
-		only(s.Labels, sliceLabels...), only(s.Annotations, sliceAnnotations...),
+		only(s.Labels, m.labels...), only(s.Annotations, m.annotations...),
 	}
+}
+
+// serviceImport hashes a ServiceImport: all but its status.
+func (h summer) serviceImport(i *v1beta1.ServiceImport) sum { return h.of(ownImport(i)) }
+
+func ownImport(i *v1beta1.ServiceImport) ownFields {
+	spec := i.Spec
+	if len(spec.Ports) == 0 {
+		spec.Ports = []v1beta1.ServicePort{}
+	}
+	return ownFields{spec, i.Labels, i.Annotations}
+}
+
+// status hashes the status of an import, without times.
+func (h summer) status(st *v1beta1.ServiceImportStatus) sum {
+	return h.of(st.Clusters, st.EndpointSliceObjects, h.conditions(st.Conditions))
+}
+
+// conditions hashes conditions, without times.
+func (h summer) conditions(all []metav1.Condition) sum {
+	timeless := slices.Clone(all)
+	for i := range timeless {
+		timeless[i].LastTransitionTime = metav1.Time{}
+	}
+	return h.of(timeless)
 }
 
 func only(all map[string]string, keys ...string) map[string]string {

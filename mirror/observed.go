@@ -1,13 +1,17 @@
 package mirror
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
@@ -16,7 +20,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
-// identity has the common fields of objects of the mirror namespace.
+// identity has the common fields of observed objects.
 type identity struct {
 	keep.Meta
 	sum sum
@@ -31,7 +35,7 @@ type identity struct {
 	owner              types.UID // of an object of an import
 }
 
-// ObservedService is a Service of the mirror namespace.
+// ObservedService is a Service of the mirror namespace, or a derived one.
 type ObservedService struct {
 	identity
 	id         origin.ID // origin; without a cluster if unknown
@@ -46,39 +50,80 @@ type ObservedService struct {
 	families   []corev1.IPFamily // of a derived one
 }
 
-// ObservedSlice is an EndpointSlice of the mirror namespace.
+// ObservedSlice is an EndpointSlice of the mirror namespace, or of an import.
 type ObservedSlice struct {
 	identity
-	service string
+	service string // local service, as Service.Name
 	cluster string // of the origin; empty if unknown
 	family  discoveryv1.AddressType
 	size    int // in bytes
 	exposed.Set
 }
 
+// ObservedImport is a ServiceImport of the local cluster. Its name is namespace/name, as are
+// those of the other objects of imports.
+type ObservedImport struct {
+	identity
+	key    origin.Key
+	places []mcs.Place // of the exports that it was computed from
+	spec   v1beta1.ServiceImportSpec
+	labels map[string]string // exported ones
+	annots map[string]string
+	status v1beta1.ServiceImportStatus
+	age    int64 // generation
+}
+
 func (o *ObservedService) meta() keep.Meta { return o.Meta }
 func (o *ObservedSlice) meta() keep.Meta   { return o.Meta }
+func (o *ObservedImport) meta() keep.Meta  { return o.Meta }
+
+// has reports whether an import was computed from an export of a cluster.
+func (o *ObservedImport) has(cluster string) bool {
+	return slices.Contains(mcs.Exporting(o.places), cluster)
+}
+
+// ownedBy reports whether an object is owned by an import, and by nothing else.
+func (o *identity) ownedBy(i *ObservedImport) bool { return i != nil && o.owner == types.UID(i.UID) }
+
+// running returns what a global service is made of, with its clusters in the order of precedence.
+func (o *ObservedService) running(local string) mcs.Import {
+	t := o.spec.Traits
+	i := mcs.Import{
+		Headless: t.Headless, PublishNotReady: t.PublishNotReady, LocalFirst: o.localFirst,
+		AffinityTimeout: t.AffinityTimeout, IPv4: t.IPv4, IPv6: t.IPv6,
+	}
+	for _, p := range o.spec.Ports {
+		i.Ports = append(i.Ports, mcs.Port{Name: p.Name, Protocol: p.Protocol, Port: p.Port, AppProtocol: p.AppProtocol})
+	}
+	for _, cluster := range slices.Concat([]string{local}, o.accepted, o.clusters) {
+		known := slices.ContainsFunc(i.Places, func(p mcs.Place) bool { return p.Cluster == cluster })
+		if slices.Contains(o.clusters, cluster) && !known {
+			i.Places = append(i.Places, mcs.Place{Cluster: cluster})
+		}
+	}
+	return i
+}
 
 // isGlobal reports whether a Service has the marks of a global service.
-func isGlobal(s *corev1.Service) bool {
-	return s.Labels[labelGlobal] == labelValue || s.Annotations[annotClusters] != ""
+func isGlobal(s metav1.Object) bool {
+	return s.GetLabels()[labelGlobal] == labelValue || s.GetAnnotations()[annotClusters] != ""
 }
 
 // isMade reports whether a Service has the marks of a mirror or a global service, made by
 // this program or the original one. In the mirror namespace it is ours; it is an origin in
 // no namespace of no cluster: two clusters would copy each other's copies without end.
-func isMade(s *corev1.Service) bool {
-	return isGlobal(s) || s.Labels[labelMirrored] == labelValue || s.Annotations[annotCluster] != ""
+func isMade(s metav1.Object) bool {
+	return isGlobal(s) || s.GetLabels()[labelMirrored] == labelValue || s.GetAnnotations()[annotCluster] != ""
 }
 
 // isMadeSlice is isMade for an EndpointSlice.
-func isMadeSlice(s *discoveryv1.EndpointSlice) bool {
-	return s.Labels[discoveryv1.LabelManagedBy] == managedBy || s.Annotations[annotCluster] != ""
+func isMadeSlice(s metav1.Object) bool {
+	return s.GetLabels()[discoveryv1.LabelManagedBy] == managedBy || s.GetAnnotations()[annotCluster] != ""
 }
 
 func (h summer) observedService(s *corev1.Service) *ObservedService {
 	o := &ObservedService{
-		identity:   identity{Meta: keep.Meta{Name: s.Name, UID: string(s.UID), ResourceVersion: s.ResourceVersion}, sum: h.service(s)},
+		identity:   identity{Meta: keep.Meta{Name: s.Name, UID: string(s.UID), ResourceVersion: s.ResourceVersion}, sum: h.service(s, &serviceMarks)},
 		id:         origin.ID{Cluster: s.Annotations[annotCluster], Key: origin.Key{Namespace: s.Annotations[annotNamespace], Name: s.Annotations[annotName]}},
 		prefix:     s.Labels[labelPrefix],
 		global:     isGlobal(s),
@@ -112,7 +157,7 @@ func (h summer) observedSlice(s *discoveryv1.EndpointSlice) *ObservedSlice {
 	}
 	o := &ObservedSlice{
 		identity: identity{
-			Meta: keep.Meta{Name: s.Name, UID: string(s.UID), ResourceVersion: s.ResourceVersion}, sum: h.slice(s),
+			Meta: keep.Meta{Name: s.Name, UID: string(s.UID), ResourceVersion: s.ResourceVersion}, sum: h.slice(s, &sliceMarks),
 			ours:  isMadeSlice(s),
 			going: s.DeletionTimestamp != nil, tracked: kube.Tracked(s, fieldManager), by: kube.LastManager(s, fieldManager),
 		},
@@ -137,194 +182,53 @@ func (h summer) observedSlice(s *discoveryv1.EndpointSlice) *ObservedSlice {
 	return o
 }
 
+func (h summer) observedImport(i *v1beta1.ServiceImport) *ObservedImport {
+	return &ObservedImport{
+		identity: identity{
+			Meta: keep.Meta{Name: i.Namespace + "/" + i.Name, UID: string(i.UID), ResourceVersion: i.ResourceVersion},
+			sum:  h.serviceImport(i),
+			ours: i.Labels[mcs.LabelImported] == labelValue, going: i.DeletionTimestamp != nil, tracked: kube.Tracked(i, fieldManager), by: kube.LastManager(i, fieldManager),
+		},
+		key:    origin.Key{Namespace: i.Namespace, Name: i.Name},
+		places: mcs.ParsePlaces(i.Annotations[mcs.AnnotExports]),
+		spec:   i.Spec, labels: i.Labels, annots: i.Annotations, status: i.Status, age: i.Generation,
+	}
+}
+
+// observedDerived reads a derived Service. Its id has the key of its import.
+func (h summer) observedDerived(s *corev1.Service) *ObservedService {
+	o := h.observedService(s)
+	o.Name, o.sum = s.Namespace+"/"+s.Name, h.service(s, &derivedMarks)
+	o.id = origin.ID{Cluster: origin.ClusterSet, Key: origin.Key{Namespace: s.Namespace, Name: s.Annotations[mcs.AnnotImport]}}
+	o.ours = s.Labels[mcs.LabelImported] == labelValue && s.Name == mcs.DerivedName(s.Namespace, o.id.Name)
+	o.ips, o.families = s.Spec.ClusterIPs, s.Spec.IPFamilies
+	if len(s.OwnerReferences) == 1 {
+		o.owner = s.OwnerReferences[0].UID
+	}
+	return o
+}
+
+// observedImportSlice reads an EndpointSlice of an import. Its service is namespace/name of the
+// import.
+func (h summer) observedImportSlice(s *discoveryv1.EndpointSlice) *ObservedSlice {
+	o := h.observedSlice(s)
+	o.Name, o.sum, o.cluster = s.Namespace+"/"+s.Name, h.slice(s, &importSliceMarks), s.Labels[mcs.LabelSourceCluster]
+	o.service = s.Namespace + "/" + s.Labels[mcs.LabelServiceName]
+	if service, ok := sliceOf(o.Name); ok {
+		o.service = service
+	}
+	if len(s.OwnerReferences) == 1 {
+		o.owner = s.OwnerReferences[0].UID
+	}
+	return o
+}
+
 // Observed is the observed state of one local service. That of an import is its derived one.
 type Observed struct {
 	Service *ObservedService
 	Import  *ObservedImport
 	Export  *mcs.Export               // of the local cluster, with the same namespace and name
 	Slices  map[string]*ObservedSlice // by name, including foreign ones
-}
-
-// local has the objects of the mirror namespace, with indexes.
-type local struct {
-	services *keep.Ledger[ObservedService]
-	slices   *sliceIndex
-	// globals are the names of global services by their origin.
-	globals map[origin.Key]map[string]struct{}
-	// made are the numbers of our objects by the cluster of their origin.
-	made map[string]made
-	// imported has the objects of imports.
-	imported *imported
-}
-
-// made are numbers of mirrors, and of slices of mirrors and global services.
-type made struct{ services, slices int }
-
-func newLocal(notify func()) *local {
-	return &local{
-		services: keep.NewLedger(keep.LedgerConfig[ObservedService]{Meta: (*ObservedService).meta, Notify: notify}),
-		slices:   newSliceIndex(notify),
-		globals:  map[origin.Key]map[string]struct{}{},
-		made:     map[string]made{},
-		imported: newImported(notify),
-	}
-}
-
-// update returns the names of local services of which the Service or a slice has changed, and
-// the origins of the changed global Services.
-func (l *local) update() (names map[string]struct{}, globals map[origin.Key]struct{}) {
-	names, globals = map[string]struct{}{}, map[origin.Key]struct{}{}
-	for _, c := range l.services.Changes() {
-		names[c.Key] = struct{}{}
-		l.countService(c.Before, -1)
-		l.countService(c.After, 1)
-		if before := c.Before; before != nil && before.global {
-			leave(l.globals, before.id.Key, before.Name)
-			globals[before.id.Key] = struct{}{}
-		}
-		if after := c.After; after != nil && after.global && after.id.Name != "" {
-			join(l.globals, after.id.Key, after.Name)
-			globals[after.id.Key] = struct{}{}
-		}
-	}
-	for _, c := range l.slices.update(names) {
-		l.countSlice(c.Before, -1)
-		l.countSlice(c.After, 1)
-	}
-	delete(names, "")
-	return names, globals
-}
-
-func (l *local) countService(o *ObservedService, n int) {
-	if o != nil && o.ours && !o.global {
-		l.count(o.id.Cluster, made{services: n})
-	}
-}
-
-func (l *local) countSlice(o *ObservedSlice, n int) {
-	if o != nil && o.ours {
-		l.count(o.cluster, made{slices: n})
-	}
-}
-
-func (l *local) count(cluster string, n made) {
-	of := l.made[cluster]
-	if of = (made{of.services + n.services, of.slices + n.slices}); of == (made{}) {
-		delete(l.made, cluster)
-		return
-	}
-	l.made[cluster] = of
-}
-
-func join[K comparable](groups map[K]map[string]struct{}, k K, name string) {
-	if groups[k] == nil {
-		groups[k] = map[string]struct{}{}
-	}
-	groups[k][name] = struct{}{}
-}
-
-func leave[K comparable](groups map[K]map[string]struct{}, k K, name string) {
-	delete(groups[k], name)
-	if len(groups[k]) == 0 {
-		delete(groups, k)
-	}
-}
-
-// get returns the observed state of a service, and the objects with the names of its
-// desired slices.
-func (l *local) get(name string, want *Service) Observed {
-	return Observed{Service: l.services.Get(name), Slices: l.slices.of(name, want)}
-}
-
-// slicesOf returns our slices of a local service.
-func (l *local) slicesOf(name string) []*ObservedSlice {
-	index := l.slices
-	if _, is := importKey(name); is {
-		index = l.imported.slices
-	}
-	var all []*ObservedSlice
-	for slice := range index.members[name] {
-		if o := index.Get(slice); o != nil && o.ours {
-			all = append(all, o)
-		}
-	}
-	return all
-}
-
-// sliceIndex has EndpointSlices by service.
-type sliceIndex struct {
-	*keep.Ledger[ObservedSlice]
-	mu      sync.RWMutex                   // for update, and for of, which the writer's workers call, too
-	members map[string]map[string]struct{} // names by service
-}
-
-func newSliceIndex(notify func()) *sliceIndex {
-	return &sliceIndex{
-		Ledger:  keep.NewLedger(keep.LedgerConfig[ObservedSlice]{Meta: (*ObservedSlice).meta, Notify: notify}),
-		members: map[string]map[string]struct{}{},
-	}
-}
-
-// update takes in what has changed, and adds the names of the services of changed slices.
-func (x *sliceIndex) update(names map[string]struct{}) []kube.Change[ObservedSlice] {
-	changes := x.Changes()
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for _, c := range changes {
-		if c.Before != nil {
-			leave(x.members, c.Before.service, c.Key)
-			names[c.Before.service] = struct{}{}
-		}
-		if c.After != nil {
-			join(x.members, c.After.service, c.Key)
-			names[c.After.service] = struct{}{}
-		}
-	}
-	return changes
-}
-
-// of returns the slices of a service, and those with the names of its desired ones.
-func (x *sliceIndex) of(service string, want *Service) map[string]*ObservedSlice {
-	all := map[string]*ObservedSlice{}
-	add := func(name string) {
-		if s := x.Get(name); s != nil {
-			all[name] = s
-		}
-	}
-	x.mu.RLock()
-	for name := range x.members[service] {
-		add(name)
-	}
-	x.mu.RUnlock()
-	for i := range want.Slices {
-		add(want.Slices[i].Name)
-	}
-	return all
-}
-
-// global returns the local object of a global service, or nil. While a name changes there
-// may be several: it returns the first one by name.
-func (l *local) global(k origin.Key) *ObservedService {
-	var first *ObservedService
-	for name := range l.globals[k] {
-		if o := l.services.Get(name); o != nil && o.ours && o.id.Key == k && (first == nil || o.Name < first.Name) {
-			first = o
-		}
-	}
-	return first
-}
-
-// names returns the names of all services with any object.
-func (l *local) names() map[string]struct{} {
-	names := map[string]struct{}{}
-	for _, s := range l.services.All() {
-		names[s.Name] = struct{}{}
-	}
-	for name := range l.slices.members {
-		names[name] = struct{}{}
-	}
-	delete(names, "")
-	return names
 }
 
 // foreign returns the foreign slices of a service of ours.
@@ -340,4 +244,190 @@ func (o *Observed) foreign(want *Service) []string {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// objects are the Services and EndpointSlices of the mirror namespace, or those of all imports.
+type objects struct {
+	services *keep.Ledger[ObservedService]
+	slices   *keep.Ledger[ObservedSlice]
+
+	mu      sync.RWMutex                   // the writer's workers call get during a pass
+	members map[string]map[string]struct{} // slices by local service
+}
+
+func newObjects(notify func()) *objects {
+	return &objects{
+		services: keep.NewLedger(keep.LedgerConfig[ObservedService]{Meta: (*ObservedService).meta, Notify: notify}),
+		slices:   keep.NewLedger(keep.LedgerConfig[ObservedSlice]{Meta: (*ObservedSlice).meta, Notify: notify}),
+		members:  map[string]map[string]struct{}{},
+	}
+}
+
+// changed returns the changed Services, and calls touch with the local services of changed slices.
+func (x *objects) changed(touch func(name string)) []kube.Change[ObservedService] {
+	changes := x.slices.Changes()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, c := range changes {
+		if c.Before != nil {
+			leave(x.members, c.Before.service, c.Key)
+			touch(c.Before.service)
+		}
+		if c.After != nil {
+			join(x.members, c.After.service, c.Key)
+			touch(c.After.service)
+		}
+	}
+	return x.services.Changes()
+}
+
+// get returns the observed state of a local service, and the objects with the names of its desired
+// slices.
+func (x *objects) get(want *Service) Observed {
+	all := map[string]*ObservedSlice{}
+	add := func(name string) {
+		if s := x.slices.Get(name); s != nil {
+			all[name] = s
+		}
+	}
+	x.mu.RLock()
+	for name := range x.members[want.Name] {
+		add(name)
+	}
+	x.mu.RUnlock()
+	for i := range want.Slices {
+		add(want.Slices[i].Name)
+	}
+	return Observed{Service: x.services.Get(want.Name), Slices: all}
+}
+
+// of returns our slices of a local service.
+func (x *objects) of(name string) (all []*ObservedSlice) {
+	for slice := range x.members[name] {
+		if o := x.slices.Get(slice); o != nil && o.ours {
+			all = append(all, o)
+		}
+	}
+	return all
+}
+
+// local has the objects of the local cluster.
+type local struct {
+	home, imported *objects
+	imports        *keep.Ledger[ObservedImport]
+	namespaces     map[string]*namespaceState
+	answers        answers
+	// left are the places of the clusters of imports and global services that are gone.
+	left map[string][]mcs.Place
+}
+
+// namespaceState is whether a namespace is being deleted.
+type namespaceState struct{ going bool }
+
+func newLocal(notify func()) *local {
+	return &local{
+		home: newObjects(notify), imported: newObjects(notify),
+		imports:    keep.NewLedger(keep.LedgerConfig[ObservedImport]{Meta: (*ObservedImport).meta, Notify: notify}),
+		namespaces: map[string]*namespaceState{}, answers: newAnswers(), left: map[string][]mcs.Place{},
+	}
+}
+
+// of returns the objects among which those of a local service are.
+func (l *local) of(name string) *objects {
+	if _, is := importKey(name); is {
+		return l.imported
+	}
+	return l.home
+}
+
+// update calls touch with the local services of which an object has changed.
+func (l *local) update(now time.Time, touch func(name string)) {
+	services := l.home.changed(touch)
+	for _, c := range services {
+		touch(c.Key)
+		if c.After == nil && c.Before.global && c.Before.ours { // another client may have deleted it
+			l.leave(c.Key, c.Before.running("").Places, now)
+		}
+	}
+	for _, c := range l.imports.Changes() {
+		touch(c.Key)
+	}
+	for _, c := range l.imported.changed(touch) {
+		for _, o := range []*ObservedService{c.Before, c.After} {
+			if o != nil && o.id.Name != "" {
+				touch(o.id.Key.String())
+			}
+		}
+	}
+}
+
+// exists reports whether a local service has an object.
+func (l *local) exists(name string) bool {
+	return l.home.services.Get(name) != nil || l.imports.Get(name) != nil
+}
+
+// names calls each with the names of all local services with any object of ours.
+func (l *local) names(each func(name string)) {
+	for _, x := range []*objects{l.home, l.imported} {
+		for name := range x.members {
+			each(name)
+		}
+	}
+	for _, o := range l.home.services.All() {
+		each(o.Name)
+	}
+	for _, o := range l.imported.services.All() {
+		if o.ours && o.id.Name != "" {
+			each(o.id.Key.String())
+		}
+	}
+	for _, o := range l.imports.All() {
+		each(o.Name)
+	}
+}
+
+// maxLeft bounds local.left: of further services no places are kept.
+const maxLeft = 10000
+
+// leave remembers the places of the clusters of a service that is gone.
+func (l *local) leave(name string, places []mcs.Place, now time.Time) {
+	places = mcs.Leave(places, now)
+	if len(l.left) >= maxLeft {
+		maps.DeleteFunc(l.left, func(_ string, places []mcs.Place) bool { return len(mcs.Leave(places, now)) == 0 })
+	}
+	if delete(l.left, name); len(places) > 0 && len(l.left) < maxLeft {
+		l.left[name] = places
+	}
+}
+
+// usable reports whether objects can be created in a namespace.
+func (l *local) usable(namespace string) bool {
+	n := l.namespaces[namespace]
+	return n != nil && !n.going
+}
+
+// derived returns the derived Service of an import. That of another import, whose name has the
+// same hash, is foreign.
+func (l *local) derived(k origin.Key) *ObservedService {
+	s := l.imported.services.Get(k.Namespace + "/" + mcs.DerivedName(k.Namespace, k.Name))
+	if s == nil || s.id.Key == k {
+		return s
+	}
+	foreign := *s
+	foreign.ours = false
+	return &foreign
+}
+
+func join[K comparable](groups map[K]map[string]struct{}, k K, name string) {
+	if groups[k] == nil {
+		groups[k] = map[string]struct{}{}
+	}
+	groups[k][name] = struct{}{}
+}
+
+func leave[K comparable](groups map[K]map[string]struct{}, k K, name string) {
+	delete(groups[k], name)
+	if len(groups[k]) == 0 {
+		delete(groups, k)
+	}
 }

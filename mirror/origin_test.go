@@ -21,7 +21,7 @@ func TestTextOfARemoteIsTruncated(t *testing.T) {
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
 		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{long}}},
 	}
-	w, id, web := newWorld(), setID{"aws", mirrored}, origin.Key{Namespace: "shop", Name: "web"}
+	w, id, web := newWorld(), setOf("aws", mirrored), origin.Key{Namespace: "shop", Name: "web"}
 	for i, family := range []string{"IPv4", long} {
 		s.Name, s.AddressType = fmt.Sprint("web-", i), discoveryv1.AddressType(family)
 		sl, _ := origin.TrimSlice(s, nil)
@@ -39,7 +39,7 @@ func TestTextOfARemoteIsTruncated(t *testing.T) {
 		}
 	}
 	w.says(t, id, newOrigin(web, 1, 80, origin.Traits{}))
-	tally := w.memo.services[Name("c1", web)].Tallies["aws"]
+	tally := w.plans[Name("c1", web)].Tallies["aws"]
 	if tally.Rejected != 2 || len(tally.Example) > 1000 || strings.Contains(tally.Example, "\x1b") {
 		t.Errorf("%d rejected, with an example of %d bytes: %.80q", tally.Rejected, len(tally.Example), tally.Example)
 	}
@@ -70,13 +70,14 @@ func FuzzSlice(f *testing.F) {
 			t.Error("differs when read again")
 		}
 		subnet := netip.MustParsePrefix("10.4.0.0/16")
-		id, k := setID{"aws", mirrored}, origin.Key{Namespace: "shop", Name: "web"}
+		id, k := setOf("aws", mirrored), origin.Key{Namespace: "shop", Name: "web"}
 		w := newWorld(clusterConfig{name: "gcp", local: true}, clusterConfig{name: "aws", subnets: []netip.Prefix{subnet}})
 		sl.Service = k
 		w.slice(id, nil, sl)
 		w.origin(id, k, newOrigin(k, 1, 80, origin.Traits{}))
-		for _, want := range Desired(w.Snapshot, w.memo)[0].Slices {
-			object := want.object("sys-semaphore", "web")
+		of, _ := w.want(Name("", k))
+		for i := range of.Slices {
+			object := of.Slices[i].object(home, &of, "")
 			for _, p := range object.Ports {
 				if len(validation.IsDNS1123Label(*p.Name)) > 0 && *p.Name != "" {
 					t.Errorf("port name %q", *p.Name)
@@ -88,7 +89,7 @@ func FuzzSlice(f *testing.F) {
 					t.Errorf("endpoint %v", object.Endpoints[e].Addresses)
 				}
 			}
-			if w.sums.slice(object) != w.sums.slice(object.DeepCopy()) {
+			if w.sums.slice(object, &sliceMarks) != w.sums.slice(object.DeepCopy(), &sliceMarks) {
 				t.Error("a copy has another hash")
 			}
 		}

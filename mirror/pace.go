@@ -52,10 +52,8 @@ func (c *Change) paced(tenant string, have *Observed, want *Service) pace.Write 
 	case c.Object == aSlice: // with fewer ports
 		o := have.Slices[c.Name]
 		w.Cluster, w.Bytes = o.cluster, o.size
-	case c.Object == aService:
-		w.Bytes = want.service("").Size()
-	case c.Object == aDerived:
-		w.Bytes = want.derived(want.Origin.Key, "").Size()
+	case c.Object == aService, c.Object == aDerived:
+		w.Bytes = want.object("", "").Size()
 	case c.Object == anImport:
 		w.Bytes = jsonSize(want.Imported.object(want.Origin.Key))
 	case c.Object == importStatus:

@@ -96,7 +96,7 @@ func TestBytesAreBounded(t *testing.T) {
 		c := f.controller(t, nil)
 		c.apply.pace = pace.New(pace.Config[string]{
 			Cluster: pace.Limit{Rate: rate, Burst: burst}, Total: pace.Limit{Rate: pace.DefaultTotalRate / 20, Burst: pace.DefaultTotalBurst / 20},
-			Ready: c.add,
+			Ready: func(name string) { c.add(name) },
 		})
 		i := &instance{c, kubetest.Run(t, c.Tasks(), c.Lead)}
 		leadsTo(t, f.gcp, webName, "10.2.0.1", "10.2.0.2")
@@ -202,9 +202,9 @@ func TestReplacedServiceIsNotMissing(t *testing.T) {
 func TestPacedChanges(t *testing.T) {
 	sums, web := newSummer(), origin.Key{Namespace: "shop", Name: "web"}
 	w := newWorld()
-	w.says(t, setID{"aws", merged}, newOrigin(web, 1, 80, origin.Traits{}))
-	w.says(t, setID{"merit", merged}, newOrigin(web, 1, 80, origin.Traits{}))
-	service := *w.memo.services[globalName]
+	w.says(t, setOf("aws", merged), newOrigin(web, 1, 80, origin.Traits{}))
+	w.says(t, setOf("merit", merged), newOrigin(web, 1, 80, origin.Traits{}))
+	service := *w.plans[globalName]
 	sl := Slice{Name: "s", Cluster: "merit", size: 5000, origin: &origin.Slice{Name: "web-1", Service: web}}
 	imported := Service{Name: web.String(), Origin: origin.ID{Cluster: origin.ClusterSet, Key: web}, Imported: &Imported{}}
 	imported.Imported.Labels = map[string]string{"x": strings.Repeat("y", 3000)}
@@ -230,11 +230,18 @@ func TestPacedChanges(t *testing.T) {
 		}
 	}
 	// What a slice takes is measured when it is desired.
-	b := w.memo.builder(w.Snapshot, nil, nil)
-	e := &candidate{cluster: &clusterConfig{name: "aws"}, name: "s", origin: &origin.Slice{Service: web, Family: discoveryv1.AddressTypeIPv4}}
-	empty := b.slice(&service, e)
-	e.origin = &origin.Slice{Service: web, Family: discoveryv1.AddressTypeIPv4, Ports: manyPorts(&discoveryv1.EndpointSlice{}, 1).Ports}
-	if many := b.slice(&service, e); empty.size < 200 || many.size < empty.size+100*50 || sums.observedSlice(many.object("", service.Name)).size != many.size {
-		t.Errorf("%d bytes without ports, %d with many", empty.size, many.size)
+	size := func(sl *origin.Slice) int {
+		of := service
+		of.Slices = []Slice{{Name: "s", Cluster: "aws", origin: sl}}
+		of.seal(sums, &Observed{}, &w.local.answers)
+		if made := sums.observedSlice(of.Slices[0].object("", &of, "")); made.size != of.Slices[0].size {
+			t.Errorf("%d bytes, written %d", of.Slices[0].size, made.size)
+		}
+		return of.Slices[0].size
+	}
+	empty := size(&origin.Slice{Service: web, Family: discoveryv1.AddressTypeIPv4})
+	many := size(&origin.Slice{Service: web, Family: discoveryv1.AddressTypeIPv4, Ports: manyPorts(&discoveryv1.EndpointSlice{}, 1).Ports})
+	if empty < 200 || many < empty+100*50 {
+		t.Errorf("%d bytes without ports, %d with many", empty, many)
 	}
 }

@@ -14,7 +14,7 @@ import (
 func BenchmarkEvent(b *testing.B) {
 	for _, n := range []int{100, 1000, 10000} {
 		b.Run(fmt.Sprintf("%d services", n), func(b *testing.B) {
-			event := events(n)
+			event := events(b, n)
 			for b.Loop() {
 				event()
 			}
@@ -25,7 +25,7 @@ func BenchmarkEvent(b *testing.B) {
 // TestWorkPerEventIsConstant counts the allocations of an event, which don't depend on the
 // load of the machine as time does.
 func TestWorkPerEventIsConstant(t *testing.T) {
-	cost := func(n int) float64 { return testing.AllocsPerRun(50, events(n)) }
+	cost := func(n int) float64 { return testing.AllocsPerRun(50, events(t, n)) }
 	services := rounds(5000, 1000)
 	few, many := cost(50), cost(services)
 	if t.Logf("%.0f allocations with 50 services, %.0f with %d", few, many, services); many > few*1.25 {
@@ -35,8 +35,8 @@ func TestWorkPerEventIsConstant(t *testing.T) {
 
 // events returns what takes in one changed endpoint, where there are so many services of
 // ten endpoints, and writes what follows.
-func events(n int) (event func()) {
-	w, id := newWorld(), setID{"aws", mirrored}
+func events(t testing.TB, n int) (event func()) {
+	w, id := newWorld(), setOf("aws", mirrored)
 	name := func(i int) origin.Key { return origin.Key{Namespace: "shop", Name: fmt.Sprintf("web-%05d", i)} }
 	addresses := func(i int) (all []string) {
 		for e := range 10 {
@@ -48,34 +48,19 @@ func events(n int) (event func()) {
 		w.has(id, name(i), "slice", addresses(i)...)
 		w.origin(id, name(i), newOrigin(name(i), 1, 80, origin.Traits{}))
 	}
-	take := func() []Service {
-		all := Desired(w.Snapshot, w.memo)
-		w.seen()
-		for i := range all {
-			have := w.local.get(all[i].Name, &all[i])
-			w.survey.note(&have, &all[i])
-		}
-		return all
-	}
-	for _, s := range take() {
-		want, have := w.want(w.memo, s.Name)
-		w.do(&want, Diff(have, want), nil)
-	}
-	w.show()
-	take()
+	w.settle(t)
 	round := 0
 	return func() {
 		round++
 		w.has(id, name(round%n), "slice", addresses(round+7)...)
-		for _, s := range take() {
-			want, have := w.want(w.memo, s.Name)
-			for _, c := range Diff(have, want) {
-				w.putSlice(c.Slice.object(home, want.Name))
+		w.each(func(want *Service, have *Observed) {
+			for _, c := range w.sums.Diff(have, want) {
+				w.putSlice(c.Slice.object(home, want, ""))
 				o := w.sums.observedSlice(w.slices[c.Name])
-				w.local.slices.Wrote(o)
-				w.local.slices.Observe([]kube.Change[ObservedSlice]{{Key: c.Name, After: o}}, true)
+				w.local.home.slices.Wrote(o)
+				w.local.home.slices.Observe([]kube.Change[ObservedSlice]{{Key: c.Name, After: o}}, true)
 			}
-		}
-		w.observe()
+		})
+		w.local.update(w.now, w.touch)
 	}
 }

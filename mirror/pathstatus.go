@@ -19,13 +19,13 @@ func (c *Controller) judge(now time.Time) {
 		withdrawn bool
 	}
 	changed := map[nodes][]string{}
-	c.snapshot.judge(now, func(n withdrawal.Node, withdrawn bool) {
+	c.state.judge(now, func(n withdrawal.Node, withdrawn bool) {
 		k := nodes{n.Cluster, withdrawn}
 		changed[k] = append(changed[k], n.Name)
 	})
 	for k, all := range changed {
 		slices.Sort(all)
-		log := c.log.With("cluster", k.cluster, "nodes", report.Some(all), "ready_local_nodes", c.snapshot.paths.Ready())
+		log := c.log.With("cluster", k.cluster, "nodes", report.Some(all), "ready_local_nodes", c.state.paths.Ready())
 		if k.withdrawn {
 			c.metrics.withdrawals.WithLabelValues(k.cluster).Add(float64(len(all)))
 			log.Warn("endpoints withdrawn: most local nodes report the path to their node down")
@@ -37,7 +37,7 @@ func (c *Controller) judge(now time.Time) {
 
 // pathStatus returns the status of path reports. Callers hold mu.
 func (c *Controller) pathStatus() status.PathReports {
-	p := c.snapshot.paths
+	p := c.state.paths
 	s := status.PathReports{ReadyNodes: p.Ready(), Reports: p.Reports()}
 	for _, w := range p.Withdrawals() {
 		s.Withdrawn = append(s.Withdrawn, status.WithdrawnNode{Cluster: w.Cluster, Node: w.Name, Since: w.Since, ReportedBy: w.ReportedBy, Services: w.Origins})

@@ -11,11 +11,11 @@ import (
 
 // TestSliceIsWrittenWhenItsPortsChange changes only the ports of a slice.
 func TestSliceIsWrittenWhenItsPortsChange(t *testing.T) {
-	aws, web := setID{"aws", mirrored}, origin.Key{Namespace: "b", Name: "n"}
+	aws, web := setOf("aws", mirrored), origin.Key{Namespace: "b", Name: "n"}
 	w := newWorld()
 	w.has(aws, web, "s", "10.4.0.1")
 	w.says(t, aws, newOrigin(web, 1, 80, origin.Traits{}))
-	before := w.sets[aws].slices[web]["s"]
+	before := w.sets[aws].Slices(web)["s"]
 	for port := range int32(2) {
 		after := *before
 		number := 8080 + port
@@ -36,7 +36,7 @@ func TestSliceIsWrittenWhenItsPortsChange(t *testing.T) {
 func TestNamespaceHasHalfOfItsRemotesServices(t *testing.T) {
 	clusters := testClusters()
 	clusters[1].bounds = Bounds{Services: 5}
-	aws, w := setID{"aws", mirrored}, newWorld(clusters...)
+	aws, w := setOf("aws", mirrored), newWorld(clusters...)
 	add := func(namespace string, count int) {
 		for n := range count {
 			k := origin.Key{Namespace: namespace, Name: fmt.Sprint("web-", n)}
@@ -46,7 +46,7 @@ func TestNamespaceHasHalfOfItsRemotesServices(t *testing.T) {
 	}
 	made := func() map[string]int {
 		count := map[string]int{}
-		for _, s := range w.memo.services {
+		for _, s := range w.plans {
 			count[s.Origin.Namespace]++
 		}
 		return count
@@ -59,7 +59,7 @@ func TestNamespaceHasHalfOfItsRemotesServices(t *testing.T) {
 	if got := made(); got["hostile"] != 3 || got["shop"] != 2 {
 		t.Errorf("%v of 5", got)
 	}
-	if why := w.memo.quotas["aws"].full("hostile"); why != "the maximum of 5 services" {
+	if why := w.clusters["aws"].quota.full("hostile"); why != "the maximum of 5 services" {
 		t.Errorf("full: %s", why)
 	}
 	w.origin(aws, origin.Key{Namespace: "shop", Name: "web-0"}, nil)

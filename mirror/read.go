@@ -10,20 +10,14 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/watch"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
-	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
-	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
+	"github.com/kube-semaphore/kube-semaphore/mirror/published"
 )
-
-// selecting restricts requests to the objects that match a selector.
-func selecting(selector labels.Selector) func(*metav1.ListOptions) {
-	return func(options *metav1.ListOptions) { options.LabelSelector = selector.String() }
-}
 
 // excluding adds to a selector that labels don't have these values, so that API servers
 // don't send what other mirrors made. pairs are labels and values.
@@ -57,126 +51,40 @@ func slicesOf(namespace string) func(kube.Client) kube.Resource[*discoveryv1.End
 	}
 }
 
-// source has the feeds of the origins of one kind of one cluster, and of their slices.
-type source struct {
-	id      setID
-	origins *feeds.Tap[origin.Service]
-	slices  *feeds.Tap[origin.Slice]
-	drain   *kube.Feed[drainMark] // nil for mirrored origins
-	// exports are those of exported origins. Origins and slices are read once there is one, and
-	// the gate is open.
-	exports *feeds.Tap[mcs.Export]
-	gate    *feeds.Gate
-}
-
-// sourceConfig has the selectors of a source, and its names in metrics and logs.
-type sourceConfig struct {
-	runner, prefix   string
-	services, slices labels.Selector
-}
-
-// newSource returns a source. remote is nil for the local cluster.
-func (c *Controller) newSource(id setID, client func() (kube.Client, error), remote *Remote) *source {
-	selector, cfg := c.cfg.MirrorSelector, sourceConfig{runner: "mirror-" + id.cluster}
-	switch id.kind {
-	case exported:
-		return c.newExportSource(id, client, remote)
-	case merged:
-		selector, cfg.runner, cfg.prefix = c.cfg.GlobalSelector, "global-"+id.cluster, "global "
-	}
-	cfg.services = excluding(selector, labelMirrored, labelValue, labelGlobal, labelValue)
-	cfg.slices = excluding(selector, discoveryv1.LabelManagedBy, managedBy)
-	return c.newSourceOf(id, client, remote, cfg)
-}
-
-func (c *Controller) newSourceOf(id setID, client func() (kube.Client, error), remote *Remote, cfg sourceConfig) *source {
-	runner, prefix := cfg.runner, cfg.prefix
-	services := kube.WatchConfig[*origin.Service]{
-		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: prefix + "services", Object: &corev1.Service{},
-		ListWatch: kube.ReadServices(client, metav1.NamespaceAll, selecting(cfg.services)),
-		Count:     c.metrics.events(id.cluster+"-serviceWatcher", "service", runner),
-		Keep: func(obj runtime.Object) (*origin.Service, bool) {
-			svc, ok := obj.(*corev1.Service)
-			if !ok || isMade(svc) {
-				return nil, false
-			}
-			return origin.TrimService(svc, c.cfg.LocalFirstSelector), true
+// newSource returns the source of a set.
+func (c *Controller) newSource(id published.ID) *published.Source {
+	runner := map[published.Kind]string{published.Mirrored: "mirror-", published.Merged: "global-", published.Exported: "export-"}[id.Kind] + id.Cluster
+	watcher := map[string]string{"service": "-serviceWatcher", "endpointslice": "-endpointSliceWatcher", "serviceexport": "-serviceExportWatcher"}
+	cfg := published.SourceConfig{
+		Set: c.state.sets[id], Server: c.servers[id.Cluster], Made: isMade, MadeSlice: isMadeSlice, LocalFirst: c.cfg.LocalFirstSelector,
+		Client: func() (kube.Client, error) { return c.cfg.Client, nil },
+		Count: func(resource string) func(watch.EventType) {
+			return c.metrics.events(id.Cluster+watcher[resource], resource, runner)
 		},
-		Equal: (*origin.Service).Equal, Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
+		Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
 	}
-	var pods config.SubnetMap
+	remote := c.remote(id.Cluster)
 	if remote != nil {
-		pods = remote.PodSubnetsMap
+		cfg.Client, cfg.Bounds, cfg.Pods = remote.Client, remote.Bounds, remote.PodSubnetsMap
 	}
-	endpoints := kube.WatchConfig[*origin.Slice]{
-		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: prefix + "endpointslices", Object: &discoveryv1.EndpointSlice{},
-		ListWatch: kube.ReadEndpointSlices(client, metav1.NamespaceAll, selecting(cfg.slices)),
-		Count:     c.metrics.events(id.cluster+"-endpointSliceWatcher", "endpointslice", runner),
-		Keep: func(obj runtime.Object) (*origin.Slice, bool) {
-			sl, ok := obj.(*discoveryv1.EndpointSlice)
-			if !ok || isMadeSlice(sl) {
-				return nil, false
-			}
-			return origin.TrimSlice(sl, pods)
-		},
-		Equal: (*origin.Slice).Equal, Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
-	}
-	if remote != nil {
-		services.Bounds, endpoints.Bounds = remote.Bounds, remote.Bounds
-	}
-	src := &source{id: id, origins: feeds.NewTap(services), slices: feeds.NewTap(endpoints)}
-	if id.kind == merged {
-		src.drain = c.newDrain(id, client, services.Bounds)
-	}
-	c.metrics.watch(id.cluster+"-serviceWatcher", "service", runner, src.origins.Len)
-	c.metrics.watch(id.cluster+"-endpointSliceWatcher", "endpointslice", runner, src.slices.Len)
-	return src
-}
-
-// read updates the snapshot with the next changes, and reports whether there are more. zones is
-// whether those of the local nodes are known.
-func (src *source) read(s *Snapshot, zones bool) (more bool) {
-	put := s.origin
-	if src.exports != nil {
-		put = s.exportable
-	}
-	origins := src.origins.Take(func(c *kube.Change[origin.Service]) {
-		o := c.After
-		if o == nil {
-			o = c.Before
-		}
-		put(src.id, o.Key, c.After)
-	})
-	slices := src.slices.Take(func(c *kube.Change[origin.Slice]) { s.slice(src.id, c.Before, c.After) })
-	exports, synced, stale := false, src.origins.Complete && src.slices.Complete, src.origins.Outdated || src.slices.Outdated
-	if src.exports != nil {
-		if exports, synced = src.readExports(s); !src.gate.IsOpen() {
-			stale = false
-		}
-		stale = stale || src.exports.Outdated
-	}
-	if idle := src.gate != nil && !src.gate.IsOpen(); !idle {
-		drained := src.readDrain(s)
-		synced = synced && drained && zones
-	}
-	s.contact(src.id, synced, stale)
-	return origins || slices || exports
-}
-
-// tasks returns the feeds of a source. served is open when the local cluster serves the API of
-// exports.
-func (src *source) tasks(served *feeds.Gate) []run.Task {
-	tasks := []run.Task{src.origins, src.slices}
-	if src.exports != nil {
-		tasks = []run.Task{feeds.Behind{Task: src.exports, Gate: served}, feeds.Behind{Task: src.origins, Gate: src.gate}, feeds.Behind{Task: src.slices, Gate: src.gate}}
-	}
+	selector := map[published.Kind]labels.Selector{published.Mirrored: c.cfg.MirrorSelector, published.Merged: c.cfg.GlobalSelector, published.Exported: labels.Everything()}[id.Kind]
+	cfg.Services = excluding(selector, labelMirrored, labelValue, labelGlobal, labelValue)
+	cfg.Slices = excluding(selector, discoveryv1.LabelManagedBy, managedBy)
 	switch {
-	case src.drain != nil && src.exports != nil:
-		tasks = append(tasks, feeds.Behind{Task: src.drain, Gate: src.gate})
-	case src.drain != nil:
-		tasks = append(tasks, src.drain)
+	case id.Kind == published.Merged, id.Kind == published.Exported && remote != nil:
+		cfg.Drained = annotDrained
 	}
-	return tasks
+	if id.Kind == published.Exported {
+		cfg.Served = c.multi.served
+		cfg.Services, cfg.Slices = excluding(cfg.Services, mcs.LabelImported, labelValue), without(cfg.Slices, mcs.LabelSourceCluster)
+	}
+	src := published.NewSource(&cfg)
+	c.metrics.watch(id.Cluster+watcher["service"], "service", runner, src.Services.Len)
+	c.metrics.watch(id.Cluster+watcher["endpointslice"], "endpointslice", runner, src.Slices.Len)
+	if src.Exports != nil {
+		c.metrics.watch(id.Cluster+watcher["serviceexport"], "serviceexport", runner, src.Exports.Len)
+	}
+	return src
 }
 
 // localFeeds are the feeds of the mirror namespace, of the nodes, and of path reports.
@@ -205,7 +113,7 @@ func localFeed[T any, L runtime.Object](c *Controller, kind string, object runti
 }
 
 func (c *Controller) newLocalFeeds() *localFeeds {
-	sums := c.snapshot.sums
+	sums := c.state.sums
 	h := &localFeeds{
 		zones: map[string]int{}, faults: map[string]error{},
 		hinted: c.cfg.GlobalSelector != nil && c.cfg.LocalFirstSelector != nil,
@@ -234,10 +142,9 @@ func (h *localFeeds) tasks() []run.Task {
 	return tasks
 }
 
-// read updates the snapshot of the mirror namespace, and reports whether it is synced.
-func (h *localFeeds) read(s *Snapshot) (known bool) {
-	services, slices := observe(h.services, s.local.services, byName), observe(h.slices, s.local.slices.Ledger, byName)
-	s.observe()
+// read updates the state of the mirror namespace, and reports whether it is synced.
+func (h *localFeeds) read(s *state) (known bool) {
+	services, slices := observe(h.services, s.local.home.services, byName), observe(h.slices, s.local.home.slices, byName)
 	return services && slices
 }
 

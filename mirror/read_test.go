@@ -10,14 +10,14 @@ import (
 func TestEndedGracePeriodIsDue(t *testing.T) {
 	c := New(Config{Cluster: "gcp", Namespace: home, Logger: slog.New(slog.DiscardHandler)})
 	end := time.Now().Add(-time.Second)
-	if c.snapshot.setRemoveAt(end); !c.due().IsZero() {
+	if c.state.wait(time.Time{}, end); !c.due().IsZero() {
 		t.Error("due before the mirror namespace has been read")
 	}
 	c.ready = true
 	if due := c.due(); !due.Equal(end) {
 		t.Errorf("due %v, want %v", due, end)
 	}
-	if c.snapshot.setRemoveAt(time.Time{}); !c.due().IsZero() {
+	if c.state.wait(time.Time{}, time.Time{}); !c.due().IsZero() {
 		t.Error("due after the removal")
 	}
 }

@@ -8,7 +8,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
@@ -42,9 +41,6 @@ func keepReport(obj runtime.Object) (*seenReport, bool) {
 func equalReports(a, b *seenReport) bool {
 	return a.version != "" && a.version == b.version && a.Equal(&b.Report)
 }
-
-// drainMark is the trimmed Service whose annotation marks its cluster as drained.
-type drainMark struct{ drained bool }
 
 func (c *Controller) newNodes() *kube.Feed[localNode] {
 	client := func() (kube.Client, error) { return c.cfg.Client, nil }
@@ -91,43 +87,10 @@ func (c *Controller) newReports() *kube.Feed[seenReport] {
 	})
 }
 
-// newDrain returns a feed of the Service kubernetes, which each API server creates, and which
-// the mirrors of other clusters may read. Only administrators of the cluster may change it.
-func (c *Controller) newDrain(id setID, client func() (kube.Client, error), bounds kube.Bounds) *kube.Feed[drainMark] {
-	return kube.NewFeed(kube.WatchConfig[*drainMark]{
-		Cluster: id.cluster, Server: c.servers[id.cluster], Kind: "mark of being drained", Object: &corev1.Service{},
-		ListWatch: kube.ReadServices(client, metav1.NamespaceDefault, func(options *metav1.ListOptions) {
-			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, "kubernetes").String()
-		}),
-		Keep: func(obj runtime.Object) (*drainMark, bool) {
-			s, ok := obj.(*corev1.Service)
-			if !ok || s.Name != "kubernetes" {
-				return nil, false
-			}
-			return &drainMark{s.Annotations[annotDrained] == labelValue}, true
-		},
-		Equal:  func(a, b *drainMark) bool { return *a == *b },
-		Notify: c.trigger.Fire, Bounds: bounds, Logger: c.log, Metrics: c.cfg.WatchMetrics,
-	})
-}
-
-// readDrain updates whether the cluster is drained, and reports whether that has been read,
-// or reading it has failed.
-func (src *source) readDrain(s *Snapshot) (known bool) {
-	if src.drain == nil {
-		return true
-	}
-	changes, synced := src.drain.Changes()
-	for _, change := range changes {
-		s.drain(src.id.cluster, change.After != nil && change.After.drained)
-	}
-	return synced || src.drain.Err() != nil
-}
-
 // readNodes updates the nodes of the local cluster. It returns their zones, and whether they
 // are synced. A node without a zone has the empty one, which kube-proxy compares with hints
 // there; so has a cluster without nodes.
-func (h *localFeeds) readNodes(s *Snapshot) (zones []string, known bool) {
+func (h *localFeeds) readNodes(s *state) (zones []string, known bool) {
 	changes, known := h.nodes.Changes()
 	for _, c := range changes {
 		if c.Before != nil {
@@ -152,7 +115,7 @@ func (h *localFeeds) readNodes(s *Snapshot) (zones []string, known bool) {
 
 // readReports updates path reports. It returns whether reports and nodes are synced, or
 // reading them has failed.
-func (h *localFeeds) readReports(s *Snapshot, now time.Time) (known bool) {
+func (h *localFeeds) readReports(s *state, now time.Time) (known bool) {
 	if h.reports == nil {
 		return true
 	}

@@ -3,6 +3,8 @@ package mirror
 import (
 	"errors"
 	"slices"
+	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -65,8 +67,77 @@ type refusal struct {
 // objectName names an object of an import, as a Change does.
 type objectName struct{ object, name string }
 
+// answers are what the API server has answered to writes of imports.
+type answers struct {
+	mu sync.Mutex
+	// unsupported are the imports whose derived Service was refused for its IP family, and
+	// deleted those whose ServiceImport the last write deleted.
+	unsupported, deleted map[origin.Key]bool
+	// refused is what the API server refuses of imports.
+	refused map[origin.Key]map[objectName]refusal
+	// families are those of the cluster; none: not known.
+	families []corev1.IPFamily
+}
+
+func newAnswers() answers {
+	return answers{unsupported: map[origin.Key]bool{}, deleted: map[origin.Key]bool{}, refused: map[origin.Key]map[objectName]refusal{}}
+}
+
+// importSpacing is the minimum time between the deletion of an import and its next write, so
+// that a remote that creates and deletes an export all the time causes few of them.
+const importSpacing = 5 * time.Second
+
+// spacing is called after each write of a local service: see keep.WriterConfig.
+func (l *answers) spacing(name string) time.Duration {
+	k, is := importKey(name)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !is || !l.deleted[k] {
+		return 0
+	}
+	delete(l.deleted, k)
+	return importSpacing
+}
+
+// support notes whether the derived Service of an import was refused for its IP family.
+func (l *answers) support(k origin.Key, refused bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if delete(l.unsupported, k); refused {
+		l.unsupported[k] = true
+	}
+}
+
+// has notes the IP families of the cluster.
+func (l *answers) has(families []corev1.IPFamily) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.families = families
+}
+
+func (l *answers) clusterFamilies() []corev1.IPFamily {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.families
+}
+
+// gone notes that an import was deleted.
+func (l *answers) gone(k origin.Key) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.unsupported, k)
+	delete(l.refused, k)
+	l.deleted[k] = true
+}
+
+func (l *answers) supported(k origin.Key) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.unsupported[k]
+}
+
 // answered notes what became of a change of an import.
-func (l *imported) answered(k origin.Key, c *Change, done *response, err error) {
+func (l *answers) answered(k origin.Key, c *Change, done *response, err error) {
 	r := refusal{want: c.want, got: done.sum, instead: done.instead}
 	switch {
 	case errors.Is(err, keep.ErrOutdated):
@@ -92,7 +163,7 @@ func (l *imported) answered(k origin.Key, c *Change, done *response, err error) 
 
 // refusals returns what the API server refuses of the desired objects of an import: whole ones,
 // with the reason, and what others have instead of some fields.
-func (l *imported) refusals(k origin.Key, want *Service, have *Observed) (whole, instead []string) {
+func (l *answers) refusals(k origin.Key, want *Service, have *Observed) (whole, instead []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for of, r := range l.refused[k] {
@@ -126,7 +197,7 @@ func (r *refusal) holds(of objectName, want *Service, have *Observed) bool {
 			is = have.Import.sum
 		}
 	case aDerived:
-		if wanted = want.Imported.derivedSum; have.Service != nil {
+		if wanted = want.sum; have.Service != nil {
 			is = have.Service.sum
 		}
 	case aSlice:

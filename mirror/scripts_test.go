@@ -57,14 +57,14 @@ func (s *story) step(lines []string) string {
 	}
 	s.say()
 	s.settle(s.t)
-	if !slices.ContainsFunc(s.order, func(id setID) bool { return !s.sets[id].synced }) {
+	if !slices.ContainsFunc(s.order, func(id setID) bool { return !s.sets[id].Synced }) {
 		s.checkFrontends(s.t) // which knows only clusters that are synced
 	}
 	text, version := s.text(), s.version
 	// A restart changes nothing.
-	drained, departed, minimum := s.drained, s.departed, s.localMinimum
+	departed, minimum := s.departed, s.localMinimum
 	s.again()
-	s.drained, s.departed, s.localMinimum = drained, departed, minimum
+	s.departed, s.localMinimum = departed, minimum
 	if s.settle(s.t); s.version != version {
 		s.t.Errorf("a restart wrote %d objects", s.version-version)
 	}
@@ -87,11 +87,11 @@ func (s *story) say() {
 
 func (s *story) hear(of *saying) {
 	k := of.origin.Key
-	for _, before := range maps.Clone(s.sets[of.id].slices[k]) {
-		s.Snapshot.slice(of.id, before, nil)
+	for _, before := range maps.Clone(s.sets[of.id].Slices(k)) {
+		s.world.slice(of.id, before, nil)
 	}
 	for _, sl := range of.slices {
-		s.Snapshot.slice(of.id, nil, sl)
+		s.world.slice(of.id, nil, sl)
 	}
 	s.origin(of.id, k, of.origin)
 }
@@ -131,7 +131,7 @@ func (s *story) do(words []string) bool {
 
 // restarts restarts the process, with other clusters such as "aws=c1" if there are some.
 func (s *story) restarts(clusters []string) {
-	before := s.Snapshot
+	before := s.state
 	if len(clusters) > 0 {
 		s.clusters = nil
 		for _, text := range clusters {
@@ -140,7 +140,7 @@ func (s *story) restarts(clusters []string) {
 		}
 	}
 	s.restart(s.clusters...)
-	s.paths, s.localMinimum = withdrawal.New[origin.ID](), before.localMinimum
+	s.paths, s.localMinimum = withdrawal.New[string](), before.localMinimum
 	if len(clusters) > 0 {
 		s.setRemoveAt(time.Unix(1e9, 0))
 	}
@@ -200,15 +200,15 @@ func (s *story) cluster(name, what string, rest []string) bool {
 	}
 	var ids []setID
 	for _, id := range s.order {
-		if id.cluster == name {
+		if id.Cluster == name {
 			ids = append(ids, id)
 		}
 	}
 	switch what {
 	case "mirror", "global":
-		id := setID{name, mirrored}
+		id := setOf(name, mirrored)
 		if what == "global" {
-			id.kind = merged
+			id.Kind = merged
 		}
 		s.service(id, rest)
 	case "synced", "unsynced", "stale":
@@ -218,7 +218,7 @@ func (s *story) cluster(name, what string, rest []string) bool {
 					s.hear(of)
 				}
 			}
-			synced := what == "synced" || what == "stale" && s.sets[id].synced
+			synced := what == "synced" || what == "stale" && s.sets[id].Synced
 			s.contact(id, synced, what == "stale")
 		}
 	case "drained":
@@ -350,11 +350,11 @@ func (s *story) text() string {
 		}
 	}
 	for _, c := range s.clusters {
-		if r := s.memo.quotas[c.name]; r != nil && r.missing() > 0 {
-			fmt.Fprintf(&b, "over the quota of %s: %d\n", c.name, r.missing())
+		if n := len(s.state.clusters[c.name].quota.short); n > 0 {
+			fmt.Fprintf(&b, "over the quota of %s: %d\n", c.name, n)
 		}
 	}
-	for _, of := range (&Controller{snapshot: s.Snapshot}).former() {
+	for _, of := range s.former() {
 		fmt.Fprintf(&b, "no longer configured: %s, with %d services and %d slices\n", of.Name, of.Services, of.Slices)
 	}
 	if b.Len() == 0 {
@@ -437,7 +437,9 @@ func statusText(of *surveyed) (all []string) {
 		}
 	}
 	add("held", st.Held)
-	add("name taken by", st.Instead)
+	for _, id := range of.want.Refused {
+		add("refused", id.String())
+	}
 	for _, c := range st.Conflicts {
 		add("conflict "+c.Cluster, c.What)
 	}

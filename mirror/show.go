@@ -158,7 +158,6 @@ func showProblems(t *report.Table, s *status.Service, now time.Time) (found bool
 		held += "; removed in " + s.RemovedAt.Sub(now).Round(time.Second).String()
 	}
 	add("held", held)
-	add("name taken by", s.Instead)
 	for _, c := range s.Conflicts {
 		add("conflict", c.Cluster+": "+c.What)
 	}

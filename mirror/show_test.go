@@ -121,7 +121,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 			"services that are not in order, and what is not copied",
 			func(rep *status.Mirror) {
 				rep.Services = append(rep.Services, status.Service{
-					Name: "gl-a-73736d-b", Origin: "a/b", Error: "forbidden", Held: "aws not read", Instead: "aws/x/y",
+					Name: "gl-a-73736d-b", Origin: "a/b", Error: "forbidden", Held: "aws not read",
 					Conflicts: []status.Conflict{{Cluster: "aws", What: "port \x1b[31m80"}},
 					Refused:   map[string]string{"merit": "192.0.2.1", "aws": "127.0.0.1"}, Foreign: []string{"s-1", "s-2"},
 				})
@@ -132,7 +132,6 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 			`SERVICE        ORIGIN  WHAT               DETAIL
 gl-a-73736d-b  a/b     failing            forbidden
 gl-a-73736d-b  a/b     held               aws not read
-gl-a-73736d-b  a/b     name taken by      aws/x/y
 gl-a-73736d-b  a/b     conflict           aws: port \x1b[31m80
 gl-a-73736d-b  a/b     endpoints refused  aws: 127.0.0.1
 gl-a-73736d-b  a/b     endpoints refused  merit: 192.0.2.1

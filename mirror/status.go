@@ -11,7 +11,9 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/status"
 	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
+	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
+	"github.com/kube-semaphore/kube-semaphore/mirror/published"
 )
 
 // maxListed is the maximum number of entries of each list in a Status.
@@ -25,7 +27,7 @@ func (c *Controller) Status() status.Mirror {
 	s.Services, s.Omitted = cut(s.Services, s.Omitted)
 	s.Rejected, s.Omitted = cut(s.Rejected, s.Omitted)
 	c.mu.Lock()
-	s.Paths, s.Former, s.Departed = c.pathStatus(), c.former(), c.departed
+	s.Paths, s.Former, s.Departed = c.pathStatus(), c.state.former(), c.departed
 	c.mu.Unlock()
 	s.Paths.Withdrawn, s.Omitted = cut(s.Paths.Withdrawn, s.Omitted)
 	s.Former, s.Omitted = cut(s.Former, s.Omitted)
@@ -35,19 +37,35 @@ func (c *Controller) Status() status.Mirror {
 	return s
 }
 
-// former returns the clusters that are no longer configured. Callers hold mu.
-func (c *Controller) former() []status.FormerCluster {
+// former returns the clusters that are no longer configured, and of which objects are left. Callers
+// hold mu.
+func (s *state) former() []status.FormerCluster {
+	left := map[string]*status.FormerCluster{}
+	of := func(cluster string) *status.FormerCluster {
+		if left[cluster] == nil {
+			left[cluster] = &status.FormerCluster{Name: cluster}
+		}
+		return left[cluster]
+	}
+	for _, o := range s.local.home.services.All() {
+		if o.ours && !o.global {
+			of(o.id.Cluster).Services++
+		}
+	}
+	for _, o := range s.local.home.slices.All() {
+		if o.ours {
+			of(o.cluster).Slices++
+		}
+	}
 	var all []status.FormerCluster
-	s := c.snapshot
-	for _, name := range slices.Sorted(maps.Keys(s.local.made)) {
-		if name == "" || s.clusters[name] {
+	for _, name := range slices.Sorted(maps.Keys(left)) {
+		if name == "" || s.clusters[name] != nil {
 			continue
 		}
-		of := status.FormerCluster{Name: name, Services: s.local.made[name].services, Slices: s.local.made[name].slices}
 		if at := s.removal(name); !at.IsZero() {
-			of.RemovedAt = &at
+			left[name].RemovedAt = &at
 		}
-		all = append(all, of)
+		all = append(all, *left[name])
 	}
 	return all
 }
@@ -63,7 +81,7 @@ type survey struct {
 // surveyed is one service. It is immutable.
 type surveyed struct {
 	status status.Service // without errors
-	want   *Service
+	want   *Service       // without slices
 }
 
 func newSurvey() *survey {
@@ -79,9 +97,6 @@ func (y *survey) note(have *Observed, w *Service) {
 	e := status.Service{Name: w.Name, Clusters: w.Clusters, Conflicts: w.Conflicts, Held: w.Hold, Foreign: have.foreign(w), Drained: w.Drained, Needed: w.Needed}
 	if !w.Absent {
 		e.Origin = w.Origin.String()
-	}
-	if w.Instead != nil {
-		e.Instead = w.Instead.String()
 	}
 	if !w.Until.IsZero() {
 		e.RemovedAt = &w.Until
@@ -106,8 +121,10 @@ func (y *survey) note(have *Observed, w *Service) {
 			e.Refused[cluster] = tally.Example
 		}
 	}
-	if !w.Absent || !e.InOrder() {
-		l := &surveyed{e, w}
+	if !w.Absent || !e.InOrder() || len(w.Refused) > 0 {
+		of := *w
+		of.Slices, of.Keep = nil, nil
+		l := &surveyed{e, &of}
 		y.services[w.Name] = l
 		y.totals.add(l, 1)
 	}
@@ -138,21 +155,18 @@ func (c *Controller) totals() totals {
 		}
 	}
 	t.clusters = map[string]clusterTotals{}
-	t.reports, t.reportFaults = c.snapshot.paths.Reports(), len(c.local.faults)
-	t.former, _ = cut(c.former(), 0)
+	t.reports, t.reportFaults = c.state.paths.Reports(), len(c.local.faults)
+	t.former, _ = cut(c.state.former(), 0)
 	withdrawn := map[string]int{}
-	for _, w := range c.snapshot.paths.Withdrawals() {
+	for _, w := range c.state.paths.Withdrawals() {
 		withdrawn[w.Cluster]++
 	}
 	waiting := c.apply.pace.Waiting()
-	for _, id := range c.snapshot.order {
-		of := c.survey.totals.clusters[id.cluster]
-		of.waiting = waiting[id.cluster]
-		of.bounds, of.drained, of.withdrawnNodes = c.over[id.cluster], c.snapshot.drained[id.cluster], withdrawn[id.cluster]
-		if r := c.memo.quotas[id.cluster]; r != nil {
-			of.over = r.missing()
-		}
-		t.clusters[id.cluster] = of
+	for _, id := range c.state.order {
+		cluster, of := c.state.clusters[id.Cluster], c.survey.totals.clusters[id.Cluster]
+		of.waiting, of.bounds, of.over = waiting[id.Cluster], cluster.quota.over(), len(cluster.quota.short)
+		of.drained, of.withdrawnNodes = cluster.drained, withdrawn[id.Cluster]
+		t.clusters[id.Cluster] = of
 	}
 	return t
 }
@@ -199,15 +213,27 @@ func (c *Controller) rejected() []status.RejectedOrigin {
 	all := []status.RejectedOrigin{}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, id := range c.snapshot.order {
-		for k, o := range c.snapshot.sets[id].origins {
-			reason := o.Reject
-			if reason == "" && c.memo.waits(id, k) {
-				reason = fmt.Sprintf("%s of %s is reached", cmp.Or(c.memo.quotas[id.cluster].full(k.Namespace), "the maximum of services"), id.cluster)
+	reject := func(id origin.ID, reason string) {
+		all = append(all, status.RejectedOrigin{Origin: id.String(), Reason: reason})
+	}
+	for _, id := range c.state.order {
+		set := c.state.sets[id]
+		set.Keys(func(k origin.Key) {
+			if o := set.Service(k); o.Reject != "" {
+				reject(origin.ID{Cluster: id.Cluster, Key: k}, o.Reject)
 			}
-			if reason != "" {
-				all = append(all, status.RejectedOrigin{Origin: origin.ID{Cluster: id.cluster, Key: k}.String(), Reason: reason})
+		})
+	}
+	for name, of := range c.state.clusters {
+		for _, lacks := range of.quota.short {
+			if lacks.Services > 0 {
+				reject(origin.ID{Cluster: name, Key: lacks.of}, fmt.Sprintf("%s of %s is reached", cmp.Or(of.quota.full(lacks.namespace), "the maximum of services"), name))
 			}
+		}
+	}
+	for name, l := range c.survey.services {
+		for _, id := range l.want.Refused {
+			reject(id, fmt.Sprintf("its name %s is that of %s", name, l.want.Origin))
 		}
 	}
 	slices.SortFunc(all, func(a, b status.RejectedOrigin) int { return cmp.Compare(a.Origin, b.Origin) })
@@ -224,7 +250,7 @@ func cut[T any](list []T, omitted int) ([]T, int) {
 func (c *Controller) clusterStatus(t totals) []status.MirrorCluster {
 	var all []status.MirrorCluster
 	for _, src := range c.sources {
-		name := src.id.cluster
+		name := src.Cluster
 		i := slices.IndexFunc(all, func(cs status.MirrorCluster) bool { return cs.Name == name })
 		if i < 0 {
 			of := t.clusters[name]
@@ -234,18 +260,9 @@ func (c *Controller) clusterStatus(t totals) []status.MirrorCluster {
 			}
 			i, all = len(all), append(all, cs)
 		}
-		if src.exports != nil {
-			if !c.multi.served.IsOpen() {
-				continue
-			}
-			all[i].Watches = append(all[i].Watches, watchStatus(src.exports, "service exports"))
-			if !src.gate.IsOpen() {
-				continue // nothing else is read of a cluster that exports nothing
-			}
+		for _, w := range src.Watches() {
+			all[i].Watches = append(all[i].Watches, watchStatus(w, w.Kind))
 		}
-		all[i].Watches = append(all[i].Watches,
-			watchStatus(src.origins, src.id.kind.String()),
-			watchStatus(src.slices, "endpoint slices of "+src.id.kind.String()))
 	}
 	return all
 }
@@ -259,4 +276,81 @@ func watchStatus(w feeds.Health, kind string) status.Watch {
 		s.Error = err.Error()
 	}
 	return s
+}
+
+// multiCluster returns the status of imports; nil: disabled.
+func (c *Controller) multiCluster() *status.MultiCluster {
+	if c.multi == nil {
+		return nil
+	}
+	st := &status.MultiCluster{Imports: []status.Import{}}
+	switch err := c.multi.detect.Err(); {
+	case err != nil && c.cfg.MultiClusterRequired:
+		st.Error = err.Error()
+		return st
+	case err != nil:
+		st.Off = err.Error()
+		return st
+	}
+	if err := c.multi.fault(); err != nil {
+		st.Error = err.Error()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	names := map[string]struct{}{}
+	for name := range c.state.claims {
+		names[name] = struct{}{}
+	}
+	c.state.local.names(func(name string) { names[name] = struct{}{} })
+	for name := range names {
+		if k, is := importKey(name); is {
+			st.Imports = append(st.Imports, c.importStatus(k))
+		}
+	}
+	slices.SortFunc(st.Imports, func(a, b status.Import) int {
+		return cmp.Or(boolCompare(a.InOrder(), b.InOrder()), cmp.Compare(a.Name, b.Name))
+	})
+	return st
+}
+
+// importStatus returns the status of one import. Callers hold mu.
+func (c *Controller) importStatus(k origin.Key) status.Import {
+	l := c.state.local
+	w, own := Service{Absent: true}, l.imports.Get(k.String())
+	if of := c.survey.services[k.String()]; of != nil {
+		w = *of.want
+	}
+	i := status.Import{Name: k.String(), Conflicts: w.Conflicts, Missing: !l.usable(k.Namespace)}
+	i.Held, _ = c.state.holdImport(own, &w)
+	for _, id := range c.state.order {
+		if id.Kind != published.Exported {
+			continue
+		}
+		switch o := c.state.sets[id].Service(k); {
+		case o == nil || o.Reject == "":
+		case o.Reject == published.RejectNamespace:
+			i.Refused = append(i.Refused, id.Cluster)
+		default:
+			if i.Faults == nil {
+				i.Faults = map[string]string{}
+			}
+			i.Faults[id.Cluster] = o.Reject
+		}
+	}
+	if own != nil && own.ours {
+		i.Type, i.IPs = string(own.spec.Type), own.spec.IPs
+		i.Exports = mcs.Exporting(own.places)
+		for _, p := range w.Spec.Ports {
+			i.Ports = append(i.Ports, p.String())
+		}
+	}
+	for cluster, tally := range w.Tallies {
+		if tally.Taken > 0 {
+			if i.Endpoints == nil {
+				i.Endpoints = map[string]int{}
+			}
+			i.Endpoints[cluster] = tally.Taken - tally.Withdrawn
+		}
+	}
+	return i
 }

@@ -32,17 +32,16 @@ func TestWhatMustGoIsUrgent(t *testing.T) {
 			w := newWorld()
 			o := newOrigin(web, 1, 80, origin.Traits{})
 			o.Spec.Ports = append(o.Spec.Ports, tcp("metrics", 9090))
-			w.hears(setID{"aws", merged}, o)
+			w.hears(setOf("aws", merged), o)
 			w.offers("aws", web, c.before...)
 			w.settle(t)
 			w.offers("aws", web, c.after...)
-			Desired(w.Snapshot, w.memo)
-			want, have := w.want(w.memo, globalName)
+			want, have := w.want(globalName)
 			urgent := map[string]bool{}
-			changes := Diff(have, want)
+			changes := w.sums.Diff(&have, &want)
 			for i := range changes {
-				w := changes[i].write(&have, &want)
-				urgent[strings.Fields(w.Object)[0]] = w.Urgent
+				write := changes[i].write(&have, &want)
+				urgent[strings.Fields(write.Object)[0]] = write.Urgent
 			}
 			if diff := cmp.Diff(map[string]bool{aSlice: c.urgent}, urgent); diff != "" {
 				t.Errorf("urgent (-want +got):\n%s", diff)

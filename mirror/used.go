@@ -11,6 +11,22 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
+// part is the service of one cluster in a service of several clusters.
+type part struct {
+	cluster *cluster // nil for what is remembered
+	name    string   // of the cluster
+	origin  *origin.Service
+	slices  map[string]*origin.Slice
+	local   bool
+	stale   bool // no contact for StaleAfter, or no longer configured
+	drained bool
+	// remembered: the state of the cluster is unknown, and its existing slices stay.
+	remembered bool
+	// names are those of the ports that a remembered part serves, by the names in its slices;
+	// nil: it serves all of them.
+	names map[string]string
+}
+
 // counting returns the parts whose endpoints are used for one frontend, and the others:
 //
 //	| part             | used                                               |
@@ -43,13 +59,13 @@ func counting(parts []*part, ready func(p *part) bool) (counting, others []*part
 // maxNeeded is the maximum number of frontends listed per cluster of a service.
 const maxNeeded = 5
 
-// use adds the slices of the parts of a global service. Those of stale and drained parts are
-// restricted to the frontends without another ready endpoint.
-func (b *builder) use(w *Service, parts []*part) {
-	u := newUsage(b.s, w, parts)
+// use adds the slices of all parts. Those of stale and drained parts are restricted to the
+// frontends without another ready endpoint.
+func (b *builder) use() {
+	w, u := b.w, newUsage(b)
 	near := map[discoveryv1.AddressType][]string{} // hints of local endpoints
-	for _, pt := range parts {
-		if !pt.local || !w.LocalFirst {
+	for _, pt := range b.parts {
+		if !pt.local || !w.LocalFirst || pt.remembered {
 			continue
 		}
 		for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
@@ -59,7 +75,7 @@ func (b *builder) use(w *Service, parts []*part) {
 			}
 		}
 	}
-	for _, pt := range parts {
+	for _, pt := range b.parts {
 		if pt.remembered {
 			u.remember(pt)
 			continue
@@ -75,7 +91,7 @@ func (b *builder) use(w *Service, parts []*part) {
 			case w.LocalFirst:
 				zones = []string{remoteZone}
 			}
-			b.add(w, &pt.set.cluster, sl, zones)
+			b.add(pt.cluster, sl, zones)
 		}
 	}
 	u.report()
@@ -83,9 +99,7 @@ func (b *builder) use(w *Service, parts []*part) {
 
 // usage is which parts of a global service are used for which frontends.
 type usage struct {
-	s     *Snapshot
-	w     *Service
-	parts []*part
+	*builder
 	ports map[exposed.PortName]bool // of the service
 	// ready and used are computed on demand.
 	ready map[*part]map[exposed.Frontend]bool
@@ -96,13 +110,13 @@ type usage struct {
 	omitted map[*part]bool
 }
 
-func newUsage(s *Snapshot, w *Service, parts []*part) *usage {
+func newUsage(b *builder) *usage {
 	u := &usage{
-		s: s, w: w, parts: parts, ports: map[exposed.PortName]bool{}, ready: map[*part]map[exposed.Frontend]bool{}, used: map[use][]*part{},
+		builder: b, ports: map[exposed.PortName]bool{}, ready: map[*part]map[exposed.Frontend]bool{}, used: map[use][]*part{},
 		needed: map[*part]map[exposed.Frontend]bool{}, omitted: map[*part]bool{},
 	}
-	for i := range w.Spec.Ports {
-		u.ports[exposed.PortName{Name: w.Spec.Ports[i].Name, Protocol: w.Spec.Ports[i].Protocol}] = true
+	for _, p := range b.w.Spec.Ports {
+		u.ports[exposed.PortName{Name: p.Name, Protocol: p.Protocol}] = true
 	}
 	return u
 }
@@ -157,8 +171,8 @@ func (u *usage) isReady(pt *part, f exposed.Frontend) bool {
 			}
 		}
 		if pt.remembered {
-			for _, o := range u.s.local.slicesOf(u.w.Name) {
-				if o.cluster != pt.cluster || o.Ready == 0 {
+			for _, o := range u.objects.of(u.w.Name) {
+				if o.cluster != pt.name || o.Ready == 0 {
 					continue
 				}
 				if pt.names == nil || len(o.Ports) == 0 {
@@ -219,9 +233,9 @@ func (u *usage) remember(pt *part) {
 		if u.w.names == nil {
 			u.w.names = map[string]map[string]string{}
 		}
-		u.w.names[pt.cluster] = pt.names
+		u.w.names[pt.name] = pt.names
 	}
-	u.w.keeps[pt.cluster] = keeps
+	u.w.keeps[pt.name] = keeps
 }
 
 // retain returns what must stay of a slice that isn't desired, because the state of its cluster
@@ -282,7 +296,7 @@ func (u *usage) report() {
 	for pt := range u.omitted {
 		w.Outdated = w.Outdated || pt.stale
 		if pt.drained {
-			w.Drained = append(w.Drained, pt.cluster)
+			w.Drained = append(w.Drained, pt.name)
 		}
 	}
 	slices.Sort(w.Drained)
@@ -298,13 +312,13 @@ func (u *usage) report() {
 		if w.Needed == nil {
 			w.Needed = map[string][]string{}
 		}
-		w.Needed[pt.cluster] = all[:min(len(all), maxNeeded)]
+		w.Needed[pt.name] = all[:min(len(all), maxNeeded)]
 	}
 }
 
 // usable returns whether an endpoint of a part is ready and used.
-func (s *Snapshot) usable(pt *part, family discoveryv1.AddressType) func(origin.Endpoint) bool {
-	c := &pt.set.cluster
+func (s *state) usable(pt *part, family discoveryv1.AddressType) func(origin.Endpoint) bool {
+	c := pt.cluster
 	return func(e origin.Endpoint) bool {
 		if e.Ready == origin.False || s.withdrawn(c, &e) {
 			return false
@@ -316,7 +330,7 @@ func (s *Snapshot) usable(pt *part, family discoveryv1.AddressType) func(origin.
 // has reports whether a part has at least n ready endpoints with addresses of a family. An
 // endpoint is what its address belongs to, such as a pod, or the address itself if that is
 // unknown: the same one may be in several slices.
-func (s *Snapshot) has(pt *part, family discoveryv1.AddressType, n int) bool {
+func (s *state) has(pt *part, family discoveryv1.AddressType, n int) bool {
 	type endpoint struct {
 		target  uint64
 		address netip.Addr

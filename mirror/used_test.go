@@ -24,7 +24,7 @@ import (
 // "http,dns/UDP 10.4.0.1@a1=pod !10.4.0.2": ports, and endpoints with node and target, "!" for
 // those that are not ready.
 func (w *world) offers(cluster string, k origin.Key, slices ...string) {
-	id := setID{cluster, merged}
+	id := setOf(cluster, merged)
 	for i, text := range slices {
 		words := strings.Fields(text)
 		sl := &origin.Slice{Name: fmt.Sprintf("%s-%d", k.Name, i), Service: k, Family: discoveryv1.AddressTypeIPv4}
@@ -52,7 +52,7 @@ func (w *world) offers(cluster string, k origin.Key, slices ...string) {
 			}
 			sl.Endpoints = append(sl.Endpoints, e)
 		}
-		w.slice(id, w.sets[id].slices[k][sl.Name], sl)
+		w.slice(id, w.sets[id].Slices(k)[sl.Name], sl)
 	}
 }
 
@@ -171,14 +171,14 @@ func TestRetainedSlicesLoseTheirOtherPorts(t *testing.T) {
 // TestSlicesOfAnUnknownClusterAreRetained restarts while a remote is out of reach.
 func TestSlicesOfAnUnknownClusterAreRetained(t *testing.T) {
 	web := origin.Key{Namespace: "shop", Name: "web"}
-	aws, merit := setID{"aws", merged}, setID{"merit", merged}
+	aws, merit := setOf("aws", merged), setOf("merit", merged)
 	w := newWorld()
 	ports := []origin.Port{tcp("http", 80), tcp("metrics", 90)}
 	hear := func(id setID, ports []origin.Port, offered ...string) {
 		o := newOrigin(web, 1, 80, origin.Traits{})
 		o.Spec.Ports = ports
 		w.hears(id, o)
-		w.offers(id.cluster, web, offered...)
+		w.offers(id.Cluster, web, offered...)
 		w.settle(t)
 	}
 	has := func(want ...string) {
@@ -206,7 +206,7 @@ func TestSlicesOfAnUnknownClusterAreRetained(t *testing.T) {
 	all := []string{"!10.4.0.2 http", "!10.4.0.2 metrics", "10.4.0.1 http", "10.4.0.1 metrics", "10.6.0.1 http"}
 	has(all...)
 	w.restart(testClusters()...)
-	w.contact(setID{"gcp", merged}, true, false)
+	w.contact(setOf("gcp", merged), true, false)
 	version := w.version
 	w.settle(t)
 	has(all...)
@@ -233,7 +233,7 @@ func TestFrontendsOfRandomHistories(t *testing.T) {
 		for i, cluster := range []string{"gcp", "aws", "merit"} {
 			o := newOrigin(web, int64(i), 80, traits)
 			o.LocalFirst, o.Spec.Ports = round%3 == 0, append(o.Spec.Ports, tcp("metrics", 9090))
-			w.hears(setID{cluster, merged}, o)
+			w.hears(setOf(cluster, merged), o)
 		}
 		for range 60 {
 			n := r.IntN(3)
@@ -242,7 +242,7 @@ func TestFrontendsOfRandomHistories(t *testing.T) {
 			case 0:
 				w.drain(cluster, r.IntN(2) == 0)
 			case 1:
-				w.contact(setID{cluster, merged}, true, r.IntN(2) == 0)
+				w.contact(setOf(cluster, merged), true, r.IntN(2) == 0)
 			default:
 				text := []string{"http", "http,metrics", "metrics", "other"}[r.IntN(4)]
 				for range r.IntN(3) {
@@ -264,7 +264,7 @@ func TestFrontendsOfRandomHistories(t *testing.T) {
 // beside one of another, and all of the others. It knows only clusters that are synced.
 func (w *world) checkFrontends(t *testing.T) {
 	t.Helper()
-	for name, s := range w.memo.services {
+	for name, s := range w.plans {
 		if !s.Origin.Global() || w.services[name] == nil {
 			continue
 		}
@@ -272,26 +272,27 @@ func (w *world) checkFrontends(t *testing.T) {
 		have, want := map[string]map[string]bool{}, map[string][3]map[string]bool{}
 		for _, id := range w.order {
 			set := w.sets[id]
-			if o := set.origins[s.Origin.Key]; id.kind != merged || !set.synced || o == nil || w.memo.copied(w.Snapshot, id, s.Origin.Key) == nil {
+			c := w.clusters[id.Cluster]
+			if o := set.Service(s.Origin.Key); id.Kind != merged || !set.Synced || o == nil || o.Reject != "" || c.quota.short[name].Services > 0 {
 				continue
 			}
 			rank := 0
 			switch {
-			case set.stale:
+			case set.Stale:
 				rank = 2
-			case w.drained[id.cluster]:
+			case c.drained:
 				rank = 1
 			}
-			for _, sl := range set.slices[s.Origin.Key] {
+			for _, sl := range set.Slices(s.Origin.Key) {
 				ready := slices.ContainsFunc(sl.Endpoints, func(e origin.Endpoint) bool {
-					return e.Ready != origin.False && origin.Rejection(e.Address, sl.Family, set.cluster.subnets) == "" && !w.withdrawn(&set.cluster, &e)
+					return e.Ready != origin.False && origin.Rejection(e.Address, sl.Family, c.subnets) == "" && !w.withdrawn(c, &e)
 				})
 				for _, at := range w.ports(s, sl) {
 					if want[at][0] == nil {
 						want[at] = [3]map[string]bool{{}, {}, {}}
 					}
 					if ready {
-						want[at][rank][id.cluster] = true
+						want[at][rank][id.Cluster] = true
 					}
 				}
 			}
@@ -313,7 +314,7 @@ func (w *world) checkFrontends(t *testing.T) {
 				continue
 			}
 			for cluster := range ranks[best] {
-				if limited := w.memo.quotas[cluster]; !have[at][cluster] && (limited == nil || limited.missing() == 0) {
+				if !have[at][cluster] && len(w.clusters[cluster].quota.short) == 0 {
 					t.Fatalf("%s lacks the endpoints of %s for %s; it has those of %v, of %v", name, cluster, at, have[at], ranks)
 				}
 			}

@@ -22,14 +22,14 @@ func (w *world) hasOn(id setID, of origin.Key, name string, endpoints ...string)
 		address, node, _ := strings.Cut(e, "@")
 		sl.Endpoints = append(sl.Endpoints, origin.Endpoint{Address: netip.MustParseAddr(address), Node: node, Ready: origin.True})
 	}
-	w.slice(id, w.sets[id].slices[of][name], sl)
+	w.slice(id, w.sets[id].Slices(of)[name], sl)
 }
 
 // TestOnlyConcernedServicesAreComputed adds reports of 1,000 local nodes that a remote node
 // is down, which has endpoints of ten of 10,000 services.
 func TestOnlyConcernedServicesAreComputed(t *testing.T) {
 	services, local := rounds(10000, 1000), rounds(1000, 100)
-	w, id := newWorld(), setID{"aws", mirrored}
+	w, id := newWorld(), setOf("aws", mirrored)
 	for i := range services {
 		k := origin.Key{Namespace: "shop", Name: fmt.Sprintf("web-%d", i)}
 		w.origin(id, k, newOrigin(k, 1, 80, origin.Traits{}))
@@ -46,8 +46,7 @@ func TestOnlyConcernedServicesAreComputed(t *testing.T) {
 		w.paths.Report(node, down(node, "a7"), w.clock)
 	}
 	w.judge(w.clock, nil)
-	changed := Desired(w.Snapshot, w.memo)
-	w.seen()
+	changed := w.planned()
 	t.Logf("%d reports, %d services, %d of them looked at in %v", local, services, len(changed), time.Since(began))
 	if len(changed) != 10 {
 		t.Errorf("%d services were looked at, want 10", len(changed))
@@ -58,7 +57,7 @@ func TestOnlyConcernedServicesAreComputed(t *testing.T) {
 		w.paths.Report(node, down(node, "a7"), w.clock.Add(30*time.Second))
 	}
 	w.judge(w.clock.Add(30*time.Second), nil)
-	if changed := Desired(w.Snapshot, w.memo); len(changed) > 0 {
+	if changed := w.planned(); len(changed) > 0 {
 		t.Errorf("%d services were looked at for reports with the same contents", len(changed))
 	}
 }

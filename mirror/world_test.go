@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,19 +18,34 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
+	"github.com/kube-semaphore/kube-semaphore/mirror/published"
 )
 
-// world is a snapshot of three clusters without API servers, and the objects of the mirror
+type setID = published.ID
+
+const mirrored, merged, exported = published.Mirrored, published.Merged, published.Exported
+
+// world is a state of three clusters without API servers, and the objects of the mirror
 // namespace, which changes are applied to. The cluster gcp is the local one.
 type world struct {
-	*Snapshot
-	memo    *Memo
+	*state
 	survey  *survey
+	plans   map[string]*Service // that are not absent
 	version int
-	clock   time.Time // of reports of paths
+	said    map[setID]map[*origin.Slice]struct{} // slices that clusters have
+	clock   time.Time                            // of reports of paths
 
 	services map[string]*corev1.Service
 	slices   map[string]*discoveryv1.EndpointSlice
+}
+
+// clusterConfig is the configuration of a cluster.
+type clusterConfig struct {
+	name    string
+	local   bool
+	prefix  string
+	subnets []netip.Prefix
+	bounds  Bounds
 }
 
 func testClusters() []clusterConfig {
@@ -59,45 +75,81 @@ func newWorld(clusters ...clusterConfig) *world {
 // restart starts again with a configuration, without the state of the process. No cluster is
 // synced.
 func (w *world) restart(clusters ...clusterConfig) {
-	w.Snapshot = newSnapshot(clusters, []kind{mirrored, merged}, newLocal(func() {}), newSummer())
-	w.zones, w.memo, w.survey = []string{""}, NewMemo(), newSurvey()
+	var all []*cluster
+	for _, c := range clusters {
+		all = append(all, &cluster{name: c.name, local: c.local, prefix: c.prefix, subnets: c.subnets, quota: newQuota(c.bounds)})
+	}
+	w.state = newState(all, []published.Kind{mirrored, merged}, home, newLocal(func() {}), newSummer())
+	w.plans = map[string]*Service{}
+	w.zones, w.survey, w.said = []string{""}, newSurvey(), map[setID]map[*origin.Slice]struct{}{}
 	w.show()
+	w.planned()
 }
 
 // again restarts with the same configuration, and reads the same origins from all clusters.
 func (w *world) again() {
-	before := w.Snapshot
+	before, said := w.state, w.said
 	w.restart(configs(before)...)
 	for _, id := range w.order {
-		for k, o := range before.sets[id].origins {
-			w.origin(id, k, o)
+		set := before.sets[id]
+		for _, k := range keysOf(set) {
+			w.origin(id, k, set.Service(k))
 		}
-		for _, all := range before.sets[id].slices {
-			for _, sl := range all {
-				w.slice(id, nil, sl)
-			}
+		for sl := range said[id] {
+			w.slice(id, nil, sl)
 		}
-		w.contact(id, before.sets[id].synced, before.sets[id].stale)
+		w.contact(id, set.Synced, set.Stale)
 	}
-	w.paths, w.drained = before.paths, before.drained
+	w.paths = before.paths
+	for name, c := range before.clusters {
+		w.clusters[name].drained = c.drained
+	}
 	w.zones, w.removeAt = before.zones, before.removeAt
 }
 
-func configs(s *Snapshot) []clusterConfig {
+func configs(s *state) []clusterConfig {
 	var all []clusterConfig
 	for _, id := range s.order {
-		if id.kind == merged {
-			all = append(all, s.sets[id].cluster)
+		if c := s.clusters[id.Cluster]; id.Kind == merged {
+			all = append(all, clusterConfig{c.name, c.local, c.prefix, c.subnets, c.quota.bounds})
 		}
 	}
 	return all
 }
 
+// origin updates what a cluster publishes; nil: it was deleted.
+func (w *world) origin(id setID, k origin.Key, after *origin.Service) {
+	w.sets[id].PutService(k, after)
+}
+
+// slice replaces a slice.
+func (w *world) slice(id setID, before, after *origin.Slice) {
+	w.sets[id].PutSlice(before, after)
+	if w.said[id] == nil {
+		w.said[id] = map[*origin.Slice]struct{}{}
+	}
+	if delete(w.said[id], before); after != nil {
+		w.said[id][after] = struct{}{}
+	}
+}
+
+func keysOf(s *published.Set) (all []origin.Key) {
+	s.Keys(func(k origin.Key) { all = append(all, k) })
+	return all
+}
+
+// slicesOf returns the slices of a set, in order.
+func (w *world) slicesOf(id setID) []*origin.Slice {
+	return slices.SortedFunc(maps.Keys(w.said[id]), func(a, b *origin.Slice) int {
+		return strings.Compare(a.Service.String()+a.Name, b.Service.String()+b.Name)
+	})
+}
+
 // show puts the objects into the ledgers.
 func (w *world) show() {
-	observeAll(w.local.services, w.services, w.sums.observedService)
-	observeAll(w.local.slices.Ledger, w.slices, w.sums.observedSlice)
-	w.observe()
+	observeAll(w.local.home.services, w.services, w.sums.observedService)
+	observeAll(w.local.home.slices, w.slices, w.sums.observedSlice)
+	w.local.update(w.now, w.touch)
 }
 
 func observeAll[O, T any](ledger *keep.Ledger[T], objects map[string]*O, observed func(*O) *T) {
@@ -135,7 +187,7 @@ func (w *world) do(want *Service, changes []Change, fails func(*Change) bool) {
 		case c.Object == aService && c.Verb == verbDelete:
 			delete(w.services, c.Name)
 		case c.Object == aService:
-			w.put(want.service(home))
+			w.put(want.object(home, ""))
 		case c.Object == aSlice && c.Verb == verbDelete:
 			delete(w.slices, c.Name)
 		case c.Object == aSlice && c.Slice == nil:
@@ -143,7 +195,7 @@ func (w *world) do(want *Service, changes []Change, fails func(*Change) bool) {
 			sl.Ports = c.Ports
 			w.putSlice(sl)
 		default:
-			w.putSlice(c.Slice.object(home, want.Name))
+			w.putSlice(c.Slice.object(home, want, ""))
 		}
 	}
 }
@@ -175,25 +227,48 @@ func (w *world) putSlice(s *discoveryv1.EndpointSlice) {
 
 // settle applies changes until there are none, and fails the test when that takes more than
 // five passes.
-func (w *world) settle(t *testing.T) {
+func (w *world) settle(t testing.TB) {
 	t.Helper()
 	for range 5 {
 		changes := 0
-		desired := Desired(w.Snapshot, w.memo)
-		w.seen()
-		for i := range desired {
-			want, have := w.want(w.memo, desired[i].Name)
-			w.survey.note(&have, &desired[i])
-			all := Diff(have, want)
+		w.each(func(want *Service, have *Observed) {
+			all := w.sums.Diff(have, want)
 			changes += len(all)
-			w.do(&want, all, nil)
-		}
+			w.do(want, all, nil)
+		})
 		w.show()
 		if changes == 0 {
 			return
 		}
 	}
 	t.Fatal("applied changes lead to more changes")
+}
+
+// each plans the services that may have changed, and those that may have room by that.
+func (w *world) each(f func(want *Service, have *Observed)) {
+	for names := w.take(); len(names) > 0; names = names[1:] {
+		want, have, next := w.plan(names[0])
+		names = append(names, next...)
+		want.seal(w.sums, &have, &w.local.answers)
+		w.survey.note(&have, &want)
+		if delete(w.plans, want.Name); !want.Absent {
+			w.plans[want.Name] = &want
+		}
+		f(&want, &have)
+	}
+}
+
+// planned plans the services that may have changed, without writing them.
+func (w *world) planned() (names []string) {
+	w.each(func(want *Service, _ *Observed) { names = append(names, want.Name) })
+	return names
+}
+
+// want returns the desired and the observed state of a service.
+func (w *world) want(name string) (Service, Observed) {
+	want, have, _ := w.plan(name)
+	want.seal(w.sums, &have, &w.local.answers)
+	return want, have
 }
 
 // says replaces the origins of a kind of a cluster, and settles.
@@ -205,7 +280,7 @@ func (w *world) says(t *testing.T, id setID, all ...*origin.Service) {
 
 // hears replaces the origins of a kind of a cluster.
 func (w *world) hears(id setID, all ...*origin.Service) {
-	for k := range maps.Clone(w.sets[id].origins) {
+	for _, k := range keysOf(w.sets[id]) {
 		if !slices.ContainsFunc(all, func(o *origin.Service) bool { return o.Key == k }) {
 			w.origin(id, k, nil)
 		}
@@ -222,7 +297,7 @@ func (w *world) has(id setID, of origin.Key, name string, addresses ...string) {
 	for _, a := range addresses {
 		sl.Endpoints = append(sl.Endpoints, origin.Endpoint{Address: netip.MustParseAddr(a)})
 	}
-	w.slice(id, w.sets[id].slices[of][name], sl)
+	w.slice(id, w.sets[id].Slices(of)[name], sl)
 }
 
 // leads returns the addresses of a local service, sorted.
@@ -251,3 +326,8 @@ var epoch = time.Unix(1e9, 0)
 func down(of string, nodes ...string) *pathreport.Report {
 	return &pathreport.Report{Node: of, Remotes: map[string]pathreport.Down{"aws": {Nodes: nodes}}}
 }
+
+// setRemoveAt begins or ends the grace of clusters that are no longer configured.
+func (w *world) setRemoveAt(until time.Time) { w.wait(w.importAfter, until) }
+
+func setOf(cluster string, kind published.Kind) setID { return setID{Cluster: cluster, Kind: kind} }

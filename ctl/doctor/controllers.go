@@ -204,9 +204,6 @@ func services(f *Facts, found func(Finding)) {
 			if s.Error != "" {
 				what = append(what, s.Error)
 			}
-			if s.Instead != "" {
-				what = append(what, "its name is taken by "+s.Instead)
-			}
 			for _, conflict := range s.Conflicts {
 				what = append(what, "conflict: "+conflict.Cluster+": "+conflict.What)
 			}

@@ -423,9 +423,6 @@ func (v *View) mirrors(c *inspect.Cluster) {
 		}
 		for _, s := range m.Value.Services {
 			what := cmp.Or(s.Error, s.Held)
-			if s.Instead != "" {
-				what = cmp.Or(what, "its name is taken by "+s.Instead)
-			}
 			for _, conflict := range s.Conflicts {
 				what = cmp.Or(what, "conflict with "+conflict.Cluster+": "+conflict.What)
 			}

@@ -55,23 +55,19 @@ func (b *mirrorBed) testNames(t *testing.T) {
 	must(t, putService(t.Context(), b.aws, "x-y", svc("n"), slice(svc("n"), "n", "10.4.0.1")))
 	b.leadsTo(t, "c1-x-y-73736d-n", "10.4.0.1")
 	must(t, putService(t.Context(), b.merit, "y", svc("n"), slice(svc("n"), "n", "10.6.0.1")))
-	var second string
-	wait(t, "another name for the second", func() error {
-		for _, s := range i.Status().Services {
-			if s.Origin == "merit/y/n" && s.Instead == "aws/x-y/n" {
-				second = s.Name
+	wait(t, "the second to be refused", func() error {
+		for _, r := range i.Status().Rejected {
+			if r.Origin == "merit/y/n" && strings.Contains(r.Reason, "aws/x-y/n") {
 				return nil
 			}
 		}
-		return fmt.Errorf("%+v", i.Status().Services)
+		return fmt.Errorf("%+v", i.Status().Rejected)
 	})
-	b.leadsTo(t, second, "10.6.0.1")
 	b.leadsTo(t, "c1-x-y-73736d-n", "10.4.0.1")
 	b.quiet(t, i)
 	// Without the first, the name is free.
 	must(t, removeService(t.Context(), b.aws, "x-y", "n"))
 	b.leadsTo(t, "c1-x-y-73736d-n", "10.6.0.1")
-	b.gone(t, second)
 	b.settled(t, i)
 
 	long := svc(strings.Repeat("n", 63))

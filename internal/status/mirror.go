@@ -70,8 +70,6 @@ type Service struct {
 	Origin    string     `json:"origin,omitempty"`
 	Clusters  []string   `json:"clusters,omitempty"`
 	Conflicts []Conflict `json:"conflicts,omitempty"`
-	// Instead is the origin that has this one's default name.
-	Instead string `json:"nameTakenBy,omitempty"`
 	// Refused has an example of the rejected endpoints, by cluster.
 	Refused map[string]string `json:"refused,omitempty"`
 	// Foreign are foreign endpoint slices of this service.
@@ -169,8 +167,7 @@ type Import struct {
 	Held    string `json:"held,omitempty"`
 }
 
-// Conflict is a difference between the services of a global service. The first one in the
-// order of compareParts decides.
+// Conflict is a difference between the services of a global service, or the exports of an import.
 type Conflict struct {
 	Cluster string `json:"cluster"` // whose value is ignored
 	What    string `json:"what"`
@@ -178,7 +175,7 @@ type Conflict struct {
 
 // InOrder reports whether the service has no problems.
 func (s *Service) InOrder() bool {
-	return len(s.Conflicts) == 0 && s.Instead == "" && len(s.Refused) == 0 && len(s.Withdrawn) == 0 && len(s.Foreign) == 0 && s.Held == "" && len(s.Overridden) == 0 && s.Error == ""
+	return len(s.Conflicts) == 0 && len(s.Refused) == 0 && len(s.Withdrawn) == 0 && len(s.Foreign) == 0 && s.Held == "" && len(s.Overridden) == 0 && s.Error == ""
 }
 
 // InOrder reports whether the import has no problems.

@@ -123,6 +123,8 @@ type Offer struct {
 	*Export
 	Headless bool
 	Ports    []Port
+	// PublishNotReady is used for global services only. LocalFirst: local endpoints are preferred.
+	PublishNotReady, LocalFirst bool
 	// AffinityTimeout is in seconds; 0: sessions have no affinity.
 	AffinityTimeout int32
 	// InternalTrafficPolicy and TrafficDistribution are empty if unset.

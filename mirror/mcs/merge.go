@@ -17,6 +17,8 @@ import (
 type Import struct {
 	Headless              bool
 	Ports                 []Port
+	PublishNotReady       bool  // as in Offer
+	LocalFirst            bool  // as in Offer; not in ServiceImports
 	AffinityTimeout       int32 // as in Offer
 	InternalTrafficPolicy corev1.ServiceInternalTrafficPolicy
 	TrafficDistribution   string
@@ -62,7 +64,10 @@ type Exports struct {
 	Running *Import
 	// Unknown are clusters that may export, and can't be asked.
 	Unknown []string
-	Now     time.Time
+	// ByName is whether the ports of clusters are the same if their names are, as in global
+	// services.
+	ByName bool
+	Now    time.Time
 }
 
 // Merge returns the import of at least one export, and what they disagree about:
@@ -73,6 +78,8 @@ type Exports struct {
 //	| type          | that of the running one as long as an offer agrees, because a change replaces its addresses for all clients; else the first one's; but ClusterSetIP if the local export is |
 //	| IP families   | those of all                                                            |
 //	| all else      | the local export's; without one, the first one's                        |
+//
+// With ByName, the type is the running one as long as an offer agrees, the local one or another.
 //
 // The local export comes first for requests from its own cluster: what others state makes no
 // cluster stop serving itself.
@@ -88,13 +95,20 @@ func (e *Exports) Merge() (Import, Conflict) {
 	}
 	decides := first
 	if own != nil {
-		decides, i.Headless = own, i.Headless && own.Headless
+		decides, i.Headless = own, i.Headless && (own.Headless || e.ByName)
 	}
+	i.PublishNotReady, i.LocalFirst = decides.PublishNotReady, decides.LocalFirst
 	i.AffinityTimeout, i.Labels, i.Annotations = decides.AffinityTimeout, decides.Labels, decides.Annotations
 	i.InternalTrafficPolicy, i.TrafficDistribution = decides.InternalTrafficPolicy, decides.TrafficDistribution
-	i.Ports = united(own, offers)
 	for n := range offers {
 		i.IPv4, i.IPv6 = i.IPv4 || offers[n].IPv4, i.IPv6 || offers[n].IPv6
+	}
+	if e.ByName {
+		conflict := i.mergeByName(own, offers)
+		return i, conflict
+	}
+	i.Ports = united(own, offers)
+	for n := range offers {
 		i.Places[placeOf(i.Places, offers[n].Cluster)].Ports = i.serves(&offers[n])
 	}
 	conflict := i.conflict(decides, offers)

@@ -177,6 +177,7 @@ func (i *Import) Names(next *Import, cluster string) map[string]string {
 func (i *Import) remembered(p *Place) Offer {
 	o := Offer{
 		Cluster: p.Cluster, Export: &Export{Labels: i.Labels, Annotations: i.Annotations}, Headless: i.Headless,
+		PublishNotReady: i.PublishNotReady, LocalFirst: i.LocalFirst,
 		AffinityTimeout: i.AffinityTimeout, InternalTrafficPolicy: i.InternalTrafficPolicy, TrafficDistribution: i.TrafficDistribution,
 		IPv4: i.IPv4, IPv6: i.IPv6, remembered: true,
 	}

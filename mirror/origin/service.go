@@ -154,12 +154,16 @@ func (p Port) String() string {
 	return strings.TrimSpace(fmt.Sprintf("%s %d/%s", p.Name, p.Port, p.Protocol))
 }
 
-// Offer returns what a cluster exports.
+// Offer returns what a cluster exports, or has of a global service.
 func (s *Service) Offer(cluster string) mcs.Offer {
 	t := s.Spec.Traits
 	offer := mcs.Offer{
 		Cluster: cluster, Export: s.Export, Headless: t.Headless, AffinityTimeout: t.AffinityTimeout, IPv4: t.IPv4, IPv6: t.IPv6,
+		PublishNotReady: t.PublishNotReady, LocalFirst: s.LocalFirst,
 		InternalTrafficPolicy: s.InternalTrafficPolicy, TrafficDistribution: s.TrafficDistribution,
+	}
+	if offer.Export == nil { // it is published by a label
+		offer.Export = &mcs.Export{Created: s.Created}
 	}
 	for _, p := range s.Spec.Ports {
 		offer.Ports = append(offer.Ports, mcs.Port{Name: p.Name, Protocol: p.Protocol, Port: p.Port, AppProtocol: p.AppProtocol})

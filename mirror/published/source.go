@@ -1,0 +1,208 @@
+package published
+
+import (
+	"log/slog"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
+	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
+	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
+)
+
+// SourceConfig describes a Source.
+type SourceConfig struct {
+	Set    *Set
+	Client func() (kube.Client, error)
+	// Server is that of a remote.
+	Server *kube.Server
+	// Bounds limit what is read of a remote.
+	Bounds kube.Bounds
+	// Pods translates the addresses of its pods.
+	Pods config.SubnetMap
+	// Services and Slices are what the API server selects. Of the rest those are ignored that a
+	// mirror has made.
+	Services, Slices labels.Selector
+	Made, MadeSlice  func(metav1.Object) bool
+	// LocalFirst selects services that prefer local endpoints; nil: none.
+	LocalFirst labels.Selector
+	// Served opens when the local cluster serves the API of exports.
+	Served *feeds.Gate
+	// Drained is the annotation that marks a cluster as drained; empty: it isn't read.
+	Drained string
+	// Count returns what counts the events of a watch of a resource.
+	Count   func(resource string) func(watch.EventType)
+	Notify  func()
+	Logger  *slog.Logger
+	Metrics *kube.Metrics
+}
+
+// Source reads a Set.
+type Source struct {
+	*Set
+	Services *feeds.Tap[origin.Service]
+	Slices   *feeds.Tap[origin.Slice]
+	// Exports are nil for other kinds. Services and slices are read once there is an export, when
+	// Needed opens.
+	Exports *feeds.Tap[mcs.Export]
+	Needed  *feeds.Gate
+	drain   *kube.Feed[drainMark]
+	served  *feeds.Gate
+}
+
+// drainMark is the trimmed Service whose annotation marks its cluster as drained.
+type drainMark struct{ drained bool }
+
+// NewSource returns a source. It makes no request.
+func NewSource(cfg *SourceConfig) *Source {
+	prefix := map[Kind]string{Merged: "global ", Exported: "exported "}[cfg.Set.Kind]
+	src := &Source{Set: cfg.Set, served: cfg.Served}
+	src.Services = feeds.NewTap(watchOf(cfg, prefix+"services", "service", &corev1.Service{}, kube.ReadServices(cfg.Client, metav1.NamespaceAll, selecting(cfg.Services)),
+		(*origin.Service).Equal, func(s *corev1.Service) (*origin.Service, bool) {
+			if cfg.Made(s) {
+				return nil, false
+			}
+			return origin.TrimService(s, cfg.LocalFirst), true
+		}))
+	src.Slices = feeds.NewTap(watchOf(cfg, prefix+"endpointslices", "endpointslice", &discoveryv1.EndpointSlice{}, kube.ReadEndpointSlices(cfg.Client, metav1.NamespaceAll, selecting(cfg.Slices)),
+		(*origin.Slice).Equal, func(s *discoveryv1.EndpointSlice) (*origin.Slice, bool) {
+			if cfg.MadeSlice(s) {
+				return nil, false
+			}
+			return origin.TrimSlice(s, cfg.Pods)
+		}))
+	if cfg.Set.Kind == Exported {
+		src.Needed = feeds.NewGate()
+		src.Exports = feeds.NewTap(watchOf(cfg, "service exports", "serviceexport", &v1beta1.ServiceExport{}, kube.ReadServiceExports(cfg.Client),
+			(*mcs.Export).Equal, func(e *v1beta1.ServiceExport) (*mcs.Export, bool) { return mcs.TrimExport(e, cfg.Set.Local) }))
+	}
+	if cfg.Drained != "" {
+		src.drain = newDrain(cfg)
+	}
+	return src
+}
+
+// watchOf describes the watch of a resource.
+func watchOf[O runtime.Object, T any](cfg *SourceConfig, kind, resource string, object O, read cache.ListerWatcher, equal func(a, b *T) bool, trim func(O) (*T, bool)) kube.WatchConfig[*T] {
+	return kube.WatchConfig[*T]{
+		Cluster: cfg.Set.Cluster, Server: cfg.Server, Kind: kind, Object: object, ListWatch: read, Count: cfg.Count(resource),
+		Keep: func(obj runtime.Object) (*T, bool) {
+			o, ok := obj.(O)
+			if !ok {
+				return nil, false
+			}
+			return trim(o)
+		},
+		Equal: equal, Notify: cfg.Notify, Bounds: cfg.Bounds, Logger: cfg.Logger, Metrics: cfg.Metrics,
+	}
+}
+
+func selecting(selector labels.Selector) func(*metav1.ListOptions) {
+	return func(options *metav1.ListOptions) { options.LabelSelector = selector.String() }
+}
+
+// newDrain returns a feed of the Service kubernetes, which each API server creates, and which
+// the mirrors of other clusters may read. Only administrators of the cluster may change it.
+func newDrain(cfg *SourceConfig) *kube.Feed[drainMark] {
+	return kube.NewFeed(kube.WatchConfig[*drainMark]{
+		Cluster: cfg.Set.Cluster, Server: cfg.Server, Kind: "mark of being drained", Object: &corev1.Service{},
+		ListWatch: kube.ReadServices(cfg.Client, metav1.NamespaceDefault, func(options *metav1.ListOptions) {
+			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, "kubernetes").String()
+		}),
+		Keep: func(obj runtime.Object) (*drainMark, bool) {
+			s, ok := obj.(*corev1.Service)
+			if !ok || s.Name != "kubernetes" {
+				return nil, false
+			}
+			return &drainMark{s.Annotations[cfg.Drained] == "true"}, true
+		},
+		Equal:  func(a, b *drainMark) bool { return *a == *b },
+		Notify: cfg.Notify, Bounds: cfg.Bounds, Logger: cfg.Logger, Metrics: cfg.Metrics,
+	})
+}
+
+// Read updates the set with the next changes. It returns whether there are more, and whether the
+// set is complete and stale then, for Set.Synced and Set.Stale. drained is called with whether the
+// cluster is marked as drained, when that changes.
+func (src *Source) Read(drained func(is bool)) (more, synced, stale bool) {
+	services := src.Services.Take(func(c *kube.Change[origin.Service]) {
+		o := c.After
+		if o == nil {
+			o = c.Before
+		}
+		src.PutService(o.Key, c.After)
+	})
+	slices := src.Slices.Take(func(c *kube.Change[origin.Slice]) { src.PutSlice(c.Before, c.After) })
+	more, synced, stale = services || slices, src.Services.Complete && src.Slices.Complete, src.Services.Outdated || src.Slices.Outdated
+	if src.Exports != nil {
+		exports := src.Exports.Take(func(c *kube.Change[mcs.Export]) {
+			k := origin.Key{}
+			k.Namespace, k.Name, _ = strings.Cut(c.Key, "/")
+			src.PutExport(k, c.After)
+		})
+		if src.Exports.Len() > 0 {
+			src.Needed.Open()
+		}
+		more = more || exports
+		if !src.Needed.IsOpen() {
+			return more, src.Exports.Complete, src.Exports.Outdated
+		}
+		synced, stale = synced && src.Exports.Complete, stale || src.Exports.Outdated
+	}
+	if src.drain != nil {
+		changes, known := src.drain.Changes()
+		for _, c := range changes {
+			drained(c.After != nil && c.After.drained)
+		}
+		// A cluster that doesn't let it be read isn't drained.
+		synced = synced && (known || src.drain.Err() != nil)
+	}
+	return more, synced, stale
+}
+
+// Tasks returns the feeds.
+func (src *Source) Tasks() []run.Task {
+	tasks := []run.Task{src.Services, src.Slices}
+	if src.drain != nil {
+		tasks = append(tasks, src.drain)
+	}
+	if src.Exports == nil {
+		return tasks
+	}
+	for i, task := range tasks {
+		tasks[i] = feeds.Behind{Task: task, Gate: src.Needed}
+	}
+	return append(tasks, feeds.Behind{Task: src.Exports, Gate: src.served})
+}
+
+// Watch is one of the watches of a source.
+type Watch struct {
+	Kind string
+	feeds.Health
+}
+
+// Watches returns those that run.
+func (src *Source) Watches() (all []Watch) {
+	if src.Exports != nil {
+		if !src.served.IsOpen() {
+			return nil
+		}
+		all = append(all, Watch{"service exports", src.Exports})
+		if !src.Needed.IsOpen() {
+			return all // nothing else is read of a cluster that exports nothing
+		}
+	}
+	return append(all, Watch{src.Kind.String(), src.Services}, Watch{"endpoint slices of " + src.Kind.String(), src.Slices})
+}
