@@ -60,10 +60,22 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], clust
 		writes[i] = changes[i].write(have, want)
 	}
 	waits := past.Review(ctx, want.Name, time.Now(), writes)
-	may := a.turns(cluster, have, want, changes, func(i int) bool { return waits[i] > 0 }, func(i int) bool { return writes[i].Urgent })
+	lost := map[netip.Addr]bool{}
+	for i := range changes {
+		if c := &changes[i]; c.Object == aSlice && c.Ports == nil {
+			for _, address := range c.loses(have) {
+				lost[address] = true
+			}
+		}
+	}
+	may := a.turns(cluster, have, want, changes, func(i int) bool { return waits[i] > 0 }, func(i int) bool {
+		// One that gets an endpoint comes with the one that loses it, which waits for it.
+		return writes[i].Urgent || slices.ContainsFunc(changes[i].gains(have), func(address netip.Addr) bool { return lost[address] })
+	})
 	var errs []error
 	var missing []string // objects that could not be created, or deleted for another one
 	waiting := false
+	late := map[netip.Addr]bool{} // endpoints that another slice doesn't have yet
 	for i := range changes {
 		c := &changes[i]
 		if slices.ContainsFunc(missing, c.needs) {
@@ -75,8 +87,12 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], clust
 			}
 			continue
 		}
-		if !may[i] {
-			if waiting = true; c.Verb != verbPatch {
+		if !may[i] || c.Object == aSlice && c.Ports == nil && slices.ContainsFunc(c.loses(have), func(address netip.Addr) bool { return late[address] }) {
+			if waiting = true; c.Object == aSlice {
+				for _, address := range c.gains(have) {
+					late[address] = true
+				}
+			} else if c.Verb != verbPatch {
 				missing = append(missing, c.Object)
 			}
 			continue

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -57,7 +58,7 @@ type Change struct {
 //	| a slice          | retained    | patch, if it has ports that must go                         |
 //
 // An import comes before what it owns, but a new Service before a new import, which has its
-// addresses.
+// addresses. Slices that get endpoints come before those that lose some.
 func (h summer) Diff(have *Observed, want *Service) []Change {
 	var changes []Change
 	if want.Hold == "" {
@@ -90,7 +91,7 @@ func diffObjects(have *Observed, want *Service) []Change {
 	if !slices {
 		want = &Service{Name: want.Name, Absent: true}
 	}
-	return append(changes, diffSlices(have, want)...)
+	return append(changes, inOrder(have, diffSlices(have, want))...)
 }
 
 // diffImport returns the change of a ServiceImport.
@@ -173,6 +174,69 @@ func diffSlices(have *Observed, want *Service) (changes []Change) {
 		}
 	}
 	return changes
+}
+
+// gains returns the ready addresses that a slice gets by a change, and loses those that it loses.
+func (c *Change) gains(have *Observed) []netip.Addr { return lacking(c.before(have), c.after()) }
+func (c *Change) loses(have *Observed) []netip.Addr { return lacking(c.after(), c.before(have)) }
+
+func (c *Change) before(have *Observed) []netip.Addr {
+	if o := have.Slices[c.Name]; o != nil {
+		return o.Addresses[:o.Ready]
+	}
+	return nil
+}
+
+func (c *Change) after() []netip.Addr {
+	if c.Slice == nil {
+		return nil
+	}
+	e := c.Slice.exposed()
+	return e.Addresses[:e.Ready]
+}
+
+// lacking returns the addresses of b that a lacks.
+func lacking(a, b []netip.Addr) (all []netip.Addr) {
+	has := make(map[netip.Addr]bool, len(a))
+	for _, address := range a {
+		has[address] = true
+	}
+	for _, address := range b {
+		if !has[address] {
+			all = append(all, address)
+		}
+	}
+	return all
+}
+
+// inOrder sorts the changes of slices, so that an endpoint that moves to another slice is always in
+// one of them: those that lose nothing, and then each one after those that get what it loses.
+func inOrder(have *Observed, changes []Change) (sorted []Change) {
+	coming := map[netip.Addr]int{} // numbers of changes
+	var losing []Change
+	for _, c := range changes {
+		if c.Ports != nil || len(c.loses(have)) == 0 {
+			sorted = append(sorted, c)
+			continue
+		}
+		losing = append(losing, c)
+		for _, address := range c.gains(have) {
+			coming[address]++
+		}
+	}
+	for len(losing) > 0 {
+		free := func(c Change) bool {
+			return !slices.ContainsFunc(c.loses(have), func(address netip.Addr) bool { return coming[address] > 0 })
+		}
+		next := max(0, slices.IndexFunc(losing, free)) // two that swap endpoints are in any order
+		for _, address := range losing[next].gains(have) {
+			coming[address]--
+		}
+		sorted = append(sorted, losing[next])
+		copy(losing[1:next+1], losing[:next])
+		losing = losing[1:]
+	}
+	return sorted
 }
 
 // diffStatus returns the changes of the status of an import and of an export.
