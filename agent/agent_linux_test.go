@@ -25,7 +25,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/enginetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
@@ -149,12 +149,12 @@ func TestAgentAlone(t *testing.T) {
 		t.Errorf("health: %v", err)
 	}
 	polltest.Until(t, time.Minute, "the failure in the status", func() bool {
-		rep := a.status().(status.Agent)
+		rep := a.status().(statuspage.Agent)
 		return rep.Remotes[0].API.Error != "" && rep.Remotes[1].API.Error != "" && rep.Failing["watch nodes of aws"] != ""
 	})
 	enforced := func() bool {
-		rep := a.status().(status.Agent)
-		return rep.Filter.State == status.FilterEnforced && rep.Exit.State == status.FilterEnforced
+		rep := a.status().(statuspage.Agent)
+		return rep.Filter.State == statuspage.FilterEnforced && rep.Exit.State == statuspage.FilterEnforced
 	}
 	polltest.Until(t, time.Minute, "the packet filter", enforced)
 	if _, err := routes.NewFilter(a.log).Sync(t.Context(), routes.Ruleset{}); err != nil { // as "nft flush ruleset" would

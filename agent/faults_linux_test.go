@@ -16,7 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
@@ -35,9 +35,9 @@ func TestOneUnusableKeyFile(t *testing.T) {
 	a := startAgent(t, cfg, &logs)
 	polltest.Until(t, time.Minute, "the other remote's device", func() bool { return a.remotes[1].present() })
 	polltest.Until(t, time.Minute, "the failure in the status", func() bool {
-		return strings.Contains(a.status().(status.Agent).Failing["device gcp"], file)
+		return strings.Contains(a.status().(statuspage.Agent).Failing["device gcp"], file)
 	})
-	if a.remotes[0].present() || a.status().(status.Agent).Remotes[0].Device.PublicKey != "" {
+	if a.remotes[0].present() || a.status().(statuspage.Agent).Remotes[0].Device.PublicKey != "" {
 		t.Error("a device without a key")
 	}
 	if text := logs.String(); !strings.Contains(text, file) {
@@ -50,7 +50,7 @@ func TestOneUnusableKeyFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	polltest.Until(t, 2*time.Minute, "the remote's device", func() bool {
-		rep := a.status().(status.Agent)
+		rep := a.status().(statuspage.Agent)
 		return a.remotes[0].present() && rep.Failing["device gcp"] == "" && rep.Remotes[0].Device.PublicKey != ""
 	})
 }
@@ -67,9 +67,9 @@ func TestATakenListenPort(t *testing.T) {
 	t.Cleanup(free)
 	var logs logtest.Buffer
 	a := startAgent(t, testConfig(t), &logs)
-	var rep status.Agent
+	var rep statuspage.Agent
 	polltest.Until(t, time.Minute, "both devices, and the failure in the status", func() bool {
-		rep = a.status().(status.Agent)
+		rep = a.status().(statuspage.Agent)
 		return a.remotes[0].present() && a.remotes[1].present() && strings.Contains(rep.Failing["device gcp"], "51820")
 	})
 	published := a.publications()
@@ -84,7 +84,7 @@ func TestATakenListenPort(t *testing.T) {
 	}
 	free()
 	polltest.Until(t, 2*time.Minute, "the device to take its port", func() bool {
-		rep := a.status().(status.Agent)
+		rep := a.status().(statuspage.Agent)
 		return rep.Remotes[0].Device.ListenPort == 51820 && a.publications()[0].ListenPort == 51820 && rep.Failing["device gcp"] == ""
 	})
 }

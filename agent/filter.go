@@ -8,7 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
@@ -96,16 +96,16 @@ func (s *stops) last(now time.Time, device string) (at time.Time, recent bool) {
 
 // filterStatus reads the states of source filter, exit filter and translation, and their counts
 // of dropped packets, which are nil for a part that is not enforced.
-func (a *agent) filterStatus(ctx context.Context) (source, exit status.Filter, translation *status.Translation, state routes.State) {
+func (a *agent) filterStatus(ctx context.Context) (source, exit statuspage.Filter, translation *statuspage.Translation, state routes.State) {
 	state, err := a.filter.Status(ctx, a.ruleset())
-	part := func(enforced bool) status.Filter {
+	part := func(enforced bool) statuspage.Filter {
 		switch {
 		case enforced:
-			return status.Filter{State: status.FilterEnforced}
+			return statuspage.Filter{State: statuspage.FilterEnforced}
 		case err != nil && !errors.Is(err, routes.ErrNoFilter):
-			return status.Filter{State: status.FilterUnknown, Error: err.Error()}
+			return statuspage.Filter{State: statuspage.FilterUnknown, Error: err.Error()}
 		}
-		rep, why := status.Filter{State: status.FilterNotEnforced}, err
+		rep, why := statuspage.Filter{State: statuspage.FilterNotEnforced}, err
 		if a.filtering != nil && a.filtering.Err() != nil {
 			why = a.filtering.Err() // why the installation failed
 		}
@@ -116,11 +116,11 @@ func (a *agent) filterStatus(ctx context.Context) (source, exit status.Filter, t
 	}
 	source, exit = part(state.Arrival), part(state.Exit)
 	translation = a.translationStatus(state, part(state.Translation))
-	if exit.State == status.FilterEnforced {
+	if exit.State == statuspage.FilterEnforced {
 		a.stops.note(time.Now(), state.Stopped)
 	}
 	if !a.cfg.SourceFilter {
-		source, state.Forged = status.Filter{State: status.FilterOff}, nil
+		source, state.Forged = statuspage.Filter{State: statuspage.FilterOff}, nil
 	}
 	return source, exit, translation, state
 }
@@ -178,11 +178,11 @@ func (c *filterCollector) Collect(ch chan<- prometheus.Metric) {
 	c.collect(ch, exit, state.Stopped, c.exitEnforced, c.stopped)
 }
 
-func (c *filterCollector) collect(ch chan<- prometheus.Metric, rep status.Filter, counts routes.Dropped, enforced, dropped *prometheus.Desc) {
+func (c *filterCollector) collect(ch chan<- prometheus.Metric, rep statuspage.Filter, counts routes.Dropped, enforced, dropped *prometheus.Desc) {
 	switch rep.State {
-	case status.FilterEnforced:
+	case statuspage.FilterEnforced:
 		ch <- prometheus.MustNewConstMetric(enforced, prometheus.GaugeValue, 1)
-	case status.FilterOff:
+	case statuspage.FilterOff:
 		return
 	default:
 		ch <- prometheus.MustNewConstMetric(enforced, prometheus.GaugeValue, 0)

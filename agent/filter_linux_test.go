@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 	"github.com/kube-semaphore/kube-semaphore/routes"
@@ -50,7 +50,7 @@ func TestStateOfThePacketFilter(t *testing.T) {
 	defer a.close()
 	expect := func(what string, source, leaving string, values map[string]float64) {
 		t.Helper()
-		if rep := a.status().(status.Agent); rep.Filter.State != source || rep.Exit.State != leaving {
+		if rep := a.status().(statuspage.Agent); rep.Filter.State != source || rep.Exit.State != leaving {
 			t.Errorf("%s: source filter %s, exit filter %s, want %s and %s", what, rep.Filter.State, rep.Exit.State, source, leaving)
 		}
 		if diff := cmp.Diff(values, filterMetrics(t, a)); diff != "" {
@@ -60,12 +60,12 @@ func TestStateOfThePacketFilter(t *testing.T) {
 	if _, err := a.filter.Sync(t.Context(), routes.Ruleset{}); err != nil { // of an earlier test
 		t.Fatal(err)
 	}
-	expect("before the first pass", status.FilterNotEnforced, status.FilterNotEnforced, map[string]float64{enforced: 0, exit: 0})
+	expect("before the first pass", statuspage.FilterNotEnforced, statuspage.FilterNotEnforced, map[string]float64{enforced: 0, exit: 0})
 	if err := a.syncFilter(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	all := map[string]float64{enforced: 1, forged: 0, exit: 1, stopped: 0}
-	expect("after it", status.FilterEnforced, status.FilterEnforced, all)
+	expect("after it", statuspage.FilterEnforced, statuspage.FilterEnforced, all)
 
 	// The rules of a remote that is no longer configured are removed.
 	before, remotes := a.ruleset(), a.remotes
@@ -77,14 +77,14 @@ func TestStateOfThePacketFilter(t *testing.T) {
 	if still, err := a.filter.Status(t.Context(), before); err != nil || still.Arrival || still.Exit {
 		t.Errorf("the rules of a remote that is gone: %v, %v", still, err)
 	}
-	expect("with one remote less", status.FilterEnforced, status.FilterEnforced, all)
+	expect("with one remote less", statuspage.FilterEnforced, statuspage.FilterEnforced, all)
 
 	// The exit filter can't be switched off.
 	a.cfg.SourceFilter = false
 	if err := a.syncFilter(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	expect("switched off", status.FilterOff, status.FilterEnforced, map[string]float64{exit: 1, stopped: 0})
+	expect("switched off", statuspage.FilterOff, statuspage.FilterEnforced, map[string]float64{exit: 1, stopped: 0})
 	if still, err := a.filter.Status(t.Context(), routes.Ruleset{Origins: before.Origins[:1]}); err != nil || still.Arrival {
 		t.Errorf("switched off, and the rules are there: %v, %v", still, err)
 	}
@@ -149,7 +149,7 @@ func TestRemovedRemotesAreRefusedForATime(t *testing.T) {
 		if err != nil || state.Exit != want {
 			t.Errorf("%s: exit filter %+v, %v, refused: want %v", what, state, err, want)
 		}
-		if rep := a.status().(status.Agent).Removed; (rep != nil) != want {
+		if rep := a.status().(statuspage.Agent).Removed; (rep != nil) != want {
 			t.Errorf("%s: reported %+v", what, rep)
 		}
 	}
@@ -171,14 +171,14 @@ func TestRemovedRemotesAreRefusedForATime(t *testing.T) {
 	a := start(func(cfg *config.Wireguard) {
 		cfg.Remotes[1].Name, cfg.Remotes[1].PodSubnets = "other", []netip.Prefix{netip.MustParsePrefix("fd06:0:0:1::/64")}
 	})
-	rep := a.status().(status.Agent).Removed
+	rep := a.status().(statuspage.Agent).Removed
 	if rep == nil || len(rep.PodSubnets) != 16 || slices.ContainsFunc(rep.PodSubnets, func(s string) bool { return netip.MustParsePrefix(s).Overlaps(a.remotes[1].cfg.PodSubnets[0]) }) {
 		t.Errorf("beside another remote's: %+v", rep)
 	}
 	start(func(*config.Wireguard) {})
 	b := start(one)
 	b.removed.exclude([]routes.Occupied{{Prefix: netip.MustParsePrefix("fd06::7/128"), What: "this node"}})
-	if rep := b.status().(status.Agent).Removed; rep != nil {
+	if rep := b.status().(statuspage.Agent).Removed; rep != nil {
 		t.Errorf("of this node's: %+v", rep)
 	}
 }
@@ -224,8 +224,8 @@ func TestNodeWithoutNetfilter(t *testing.T) {
 			t.Errorf("error %v, want %v", err, routes.ErrNoFilter)
 		}
 		source, exit, _, _ := a.filterStatus(t.Context())
-		for _, rep := range []status.Filter{source, exit} {
-			if rep.State != status.FilterNotEnforced || !strings.Contains(rep.Error, "nf_tables") {
+		for _, rep := range []statuspage.Filter{source, exit} {
+			if rep.State != statuspage.FilterNotEnforced || !strings.Contains(rep.Error, "nf_tables") {
 				t.Errorf("%+v", rep)
 			}
 		}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
@@ -53,12 +53,12 @@ func (a *agent) readForwarding(ctx context.Context) error {
 	return err
 }
 
-func (a *agent) forwardingStatus() status.Forwarding {
+func (a *agent) forwardingStatus() statuspage.Forwarding {
 	read := a.forwards.Load()
 	if read == nil {
-		return status.Forwarding{}
+		return statuspage.Forwarding{}
 	}
-	return status.Forwarding{Known: true, Off: read.Off, Denying: read.Denying, Conditional: read.Conditional}
+	return statuspage.Forwarding{Known: true, Off: read.Off, Denying: read.Denying, Conditional: read.Conditional}
 }
 
 // forwardingCollector reports forwarding as last read.

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 )
 
@@ -38,10 +38,10 @@ func TestForwardingSwitchedOff(t *testing.T) {
 		a.awaitPath(t, b, "to be up", answers)
 
 		// reports waits until b reports forwarding like this, and checks the path.
-		reports := func(want status.Forwarding) {
+		reports := func(want statuspage.Forwarding) {
 			t.Helper()
 			want.Known = true
-			var got status.Forwarding
+			var got statuspage.Forwarding
 			defer func() {
 				if t.Failed() {
 					t.Logf("want %+v, got %+v", want, got)
@@ -69,32 +69,32 @@ func TestForwardingSwitchedOff(t *testing.T) {
 			}
 		}
 
-		reports(status.Forwarding{})
+		reports(statuspage.Forwarding{})
 		b.set(t, "conf/wireguard.aws/forwarding", "0")
 		flow.waitPassing(t, "forwarding of the device was switched off")
 
 		b.set(t, "ip_forward", "0")
-		reports(status.Forwarding{Off: []string{"net.ipv4.ip_forward=0"}})
+		reports(statuspage.Forwarding{Off: []string{"net.ipv4.ip_forward=0"}})
 		stopped("ip_forward=0")
 		b.set(t, "ip_forward", "1")
 		flow.waitPassing(t, "forwarding is on again")
-		reports(status.Forwarding{})
+		reports(statuspage.Forwarding{})
 
 		b.set(t, "conf/cni0/forwarding", "0")
-		reports(status.Forwarding{Off: []string{"net.ipv4.conf.cni0.forwarding=0"}})
+		reports(statuspage.Forwarding{Off: []string{"net.ipv4.conf.cni0.forwarding=0"}})
 		stopped("forwarding of the pods' link is off")
 		b.set(t, "conf/cni0/forwarding", "1")
-		reports(status.Forwarding{})
+		reports(statuspage.Forwarding{})
 
 		b.command(t, "iptables -P FORWARD DROP")
 		chain := "nft chain ip filter FORWARD"
 		if strings.Contains(b.command(t, "iptables --version"), "legacy") {
 			chain = "iptables (legacy) chain FORWARD"
 		}
-		reports(status.Forwarding{Denying: []string{chain}})
+		reports(statuspage.Forwarding{Denying: []string{chain}})
 		stopped("all are dropped")
 		b.command(t, "iptables -A FORWARD -s 10.0.0.0/8 -j ACCEPT")
 		flow.waitPassing(t, "a rule accepts them")
-		reports(status.Forwarding{Conditional: []string{chain}})
+		reports(statuspage.Forwarding{Conditional: []string{chain}})
 	})
 }

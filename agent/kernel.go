@@ -9,7 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
@@ -92,10 +92,10 @@ func (a *agent) readForeignRules(context.Context) error {
 		return err
 	}
 	for _, r := range a.remotes {
-		own := []status.ForeignRule{}
+		own := []statuspage.ForeignRule{}
 		for _, f := range found {
 			if slices.ContainsFunc(f.Subnets, func(s netip.Prefix) bool { return r.refused() == nil && slices.Contains(r.cfg.PodSubnets, s) }) {
-				own = append(own, status.ForeignRule{Rule: f.Text, Marked: f.Marked})
+				own = append(own, statuspage.ForeignRule{Rule: f.Text, Marked: f.Marked})
 			}
 		}
 		before := r.foreignRules.Swap(&own)

@@ -16,7 +16,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/peers/paths"
@@ -121,7 +121,7 @@ func TestBesideTheOriginal(t *testing.T) {
 		original.start(t)
 		original.peerWith(t, others...)
 		for _, other := range others {
-			other.awaitPath(t, old, "well without answers", func(p status.Path) bool { return p.State == string(paths.Up) && !p.Answers })
+			other.awaitPath(t, old, "well without answers", func(p statuspage.Path) bool { return p.State == string(paths.Up) && !p.Answers })
 		}
 	})
 	under("taken over again", true, func() {

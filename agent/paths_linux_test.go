@@ -8,13 +8,13 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 	"github.com/kube-semaphore/kube-semaphore/peers/paths"
 )
 
 // said returns the path to another node in an agent's report, if it has one.
-func (n *testNode) said(to *testNode) (path status.Path, ok bool) {
+func (n *testNode) said(to *testNode) (path statuspage.Path, ok bool) {
 	if rep := n.status(); rep != nil {
 		for _, r := range rep.Remotes {
 			for _, p := range r.Peers {
@@ -24,12 +24,12 @@ func (n *testNode) said(to *testNode) (path status.Path, ok bool) {
 			}
 		}
 	}
-	return status.Path{}, false
+	return statuspage.Path{}, false
 }
 
 // path waits until an agent reports the path to another node: on a busy machine a single
 // request may time out.
-func (n *testNode) path(t *testing.T, to *testNode) (path status.Path) {
+func (n *testNode) path(t *testing.T, to *testNode) (path statuspage.Path) {
 	t.Helper()
 	await(t, n.name+" to say something of its path to "+to.name, func() (ok bool) {
 		path, ok = n.said(to)
@@ -40,7 +40,7 @@ func (n *testNode) path(t *testing.T, to *testNode) (path status.Path) {
 
 // awaitPath waits until holds accepts the reported path from one node to another, and
 // returns the report.
-func (n *testNode) awaitPath(t *testing.T, to *testNode, what string, holds func(status.Path) bool) (path status.Path) {
+func (n *testNode) awaitPath(t *testing.T, to *testNode, what string, holds func(statuspage.Path) bool) (path statuspage.Path) {
 	t.Helper()
 	defer func() {
 		if t.Failed() {
@@ -54,8 +54,8 @@ func (n *testNode) awaitPath(t *testing.T, to *testNode, what string, holds func
 	return path
 }
 
-func is(state paths.State, signs ...paths.Sign) func(status.Path) bool {
-	return func(p status.Path) bool {
+func is(state paths.State, signs ...paths.Sign) func(statuspage.Path) bool {
+	return func(p statuspage.Path) bool {
 		for _, s := range signs {
 			if p.State == string(state) && p.Sign == string(s) {
 				return true
@@ -131,7 +131,7 @@ func TestPaths(t *testing.T) {
 		}
 		whole()
 		// broken logs how soon a path is reported down, healed how soon it is up again.
-		broken := func(what string, since time.Time, from, to *testNode, by func(status.Path) bool) {
+		broken := func(what string, since time.Time, from, to *testNode, by func(statuspage.Path) bool) {
 			t.Helper()
 			p := from.awaitPath(t, to, "to be down: "+what, by)
 			t.Logf("%s: %s: %s is %s (%s) after %.2f s", backend, what, to.name, p.State, p.Sign, p.Since.Sub(since).Seconds())
@@ -212,7 +212,7 @@ func TestPaths(t *testing.T) {
 			}
 			narrow(1500)
 			at = time.Now()
-			a.awaitPath(t, b, "to carry large packets", func(p status.Path) bool { return !p.SmallOnly })
+			a.awaitPath(t, b, "to carry large packets", func(p statuspage.Path) bool { return !p.SmallOnly })
 			t.Logf("%s: large packets again: known after %.0f s", backend, time.Since(at).Seconds())
 		})
 

@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/peers/pods"
 )
 
@@ -70,10 +70,10 @@ func (a *agent) podCIDRs() (prefixes []netip.Prefix, known bool) {
 // maxPodPrefixes bounds the prefixes in the report; the annotation has all.
 const maxPodPrefixes = 100
 
-func (a *agent) podsStatus() *status.Pods {
+func (a *agent) podsStatus() *statuspage.Pods {
 	choice, _ := a.prefixes.Choice()
 	prefixes, known := a.podCIDRs()
-	rep := &status.Pods{Source: choice.Source, Why: choice.Why, Known: known && a.pods() != nil, Count: len(prefixes)}
+	rep := &statuspage.Pods{Source: choice.Source, Why: choice.Why, Known: known && a.pods() != nil, Count: len(prefixes)}
 	for _, p := range prefixes[:min(len(prefixes), maxPodPrefixes)] {
 		rep.Prefixes = append(rep.Prefixes, p.String())
 	}

@@ -21,7 +21,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/peers/shards"
@@ -39,7 +39,7 @@ type relayed struct {
 
 	leaseMu   sync.Mutex
 	leaseRead time.Time // when lastLease was read
-	lastLease map[string]status.RelayContact
+	lastLease map[string]statuspage.RelayContact
 }
 
 // leaseReader is the subset of kube.Client's Leases that is needed.
@@ -166,7 +166,7 @@ const leaseSpacing, lateSpacing = 5 * time.Second, time.Second
 
 // leases returns what semaphore-relay says about its contact with the clusters, and what is read
 // of its objects.
-func (r *relayed) leases(ctx context.Context) map[string]status.RelayContact {
+func (r *relayed) leases(ctx context.Context) map[string]statuspage.RelayContact {
 	all := maps.Clone(r.contacts(ctx))
 	for name, c := range r.clusters {
 		contact := all[name]
@@ -177,7 +177,7 @@ func (r *relayed) leases(ctx context.Context) map[string]status.RelayContact {
 }
 
 // contacts returns what the Leases say.
-func (r *relayed) contacts(ctx context.Context) map[string]status.RelayContact {
+func (r *relayed) contacts(ctx context.Context) map[string]statuspage.RelayContact {
 	r.leaseMu.Lock()
 	defer r.leaseMu.Unlock()
 	spacing := leaseSpacing
@@ -189,9 +189,9 @@ func (r *relayed) contacts(ctx context.Context) map[string]status.RelayContact {
 	if time.Since(r.leaseRead) < spacing {
 		return r.lastLease
 	}
-	all := make(map[string]status.RelayContact, len(r.clusters))
+	all := make(map[string]statuspage.RelayContact, len(r.clusters))
 	for name := range r.clusters {
-		var c status.RelayContact
+		var c statuspage.RelayContact
 		lease, err := r.leaseReader.Get(ctx, v1alpha1.LeaseName(name), metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
@@ -208,12 +208,12 @@ func (r *relayed) contacts(ctx context.Context) map[string]status.RelayContact {
 }
 
 // contact returns what a Lease says.
-func contact(lease *coordinationv1.Lease, now time.Time) status.RelayContact {
+func contact(lease *coordinationv1.Lease, now time.Time) statuspage.RelayContact {
 	renewed, seconds := lease.Spec.RenewTime, lease.Spec.LeaseDurationSeconds
 	if renewed == nil || seconds == nil {
-		return status.RelayContact{Late: true}
+		return statuspage.RelayContact{Late: true}
 	}
-	return status.RelayContact{Renewed: &renewed.Time, Late: now.Sub(renewed.Time) > time.Duration(*seconds)*time.Second}
+	return statuspage.RelayContact{Renewed: &renewed.Time, Late: now.Sub(renewed.Time) > time.Duration(*seconds)*time.Second}
 }
 
 // maxRetained is the default of relayedCluster.most.
@@ -278,8 +278,8 @@ func (c *relayedCluster) due() time.Time { return time.Time{} }
 
 func (c *relayedCluster) tasks() []run.Task { return nil }
 
-func (c *relayedCluster) status() status.Connection {
-	s := status.Connection{Synced: c.Synced(), LastContact: some(c.from.watch.LastContact())}
+func (c *relayedCluster) status() statuspage.Connection {
+	s := statuspage.Connection{Synced: c.Synced(), LastContact: some(c.from.watch.LastContact())}
 	if err := c.Err(); err != nil {
 		s.Error = err.Error()
 	}

@@ -21,7 +21,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/reporttest"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
@@ -299,7 +299,7 @@ func TestWhatIsSilent(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			rep := wellReport()
 			rep.RemotesFrom = config.RemotesFromRelay
-			rep.Relay = map[string]status.RelayContact{"aws": contact(lease(c.aws), now), "gcp": contact(lease(c.gcp), now)}
+			rep.Relay = map[string]statuspage.RelayContact{"aws": contact(lease(c.aws), now), "gcp": contact(lease(c.gcp), now)}
 			out := reporttest.Run(t, statusCommand(), rep).Stdout
 			if !strings.Contains(out, " relay ") {
 				t.Errorf("where the peers are from isn't shown:\n%s", out)

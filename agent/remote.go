@@ -15,7 +15,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/peers/paths"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
@@ -49,7 +49,7 @@ type remote struct {
 	foreign atomic.Pointer[[]string]
 	// foreignRules are the foreign policy rules that lead its packets past the tunnel; nil:
 	// not read yet.
-	foreignRules atomic.Pointer[[]status.ForeignRule]
+	foreignRules atomic.Pointer[[]statuspage.ForeignRule]
 
 	failed atomic.Bool // see unreachable
 

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
@@ -96,12 +96,12 @@ func (r *removed) subnets(now time.Time) []netip.Prefix {
 }
 
 // report returns nil without any.
-func (r *removed) report(now time.Time, stopped routes.Dropped) *status.Removed {
+func (r *removed) report(now time.Time, stopped routes.Dropped) *statuspage.Removed {
 	subnets := r.subnets(now)
 	if len(subnets) == 0 {
 		return nil
 	}
-	rep := &status.Removed{Until: r.until}
+	rep := &statuspage.Removed{Until: r.until}
 	for _, s := range subnets {
 		rep.PodSubnets = append(rep.PodSubnets, s.String())
 	}

@@ -27,7 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
@@ -337,9 +337,9 @@ func (n *testNode) ask(path string) (body []byte, code int, err error) {
 }
 
 // status returns the agent's report; nil when it doesn't respond.
-func (n *testNode) status() *status.Agent {
+func (n *testNode) status() *statuspage.Agent {
 	body, _, err := n.ask("/status")
-	var rep status.Agent
+	var rep statuspage.Agent
 	if err != nil || json.Unmarshal(body, &rep) != nil {
 		return nil
 	}
@@ -347,7 +347,7 @@ func (n *testNode) status() *status.Agent {
 }
 
 // report waits for the agent's report.
-func (n *testNode) report(t *testing.T) (rep *status.Agent) {
+func (n *testNode) report(t *testing.T) (rep *statuspage.Agent) {
 	t.Helper()
 	await(t, n.name+" to say what it does", func() bool {
 		rep = n.status()
@@ -468,7 +468,7 @@ func delRoute(prefix string) error {
 }
 
 // backends returns the backends of a node's devices, sorted, without duplicates.
-func backends(rep *status.Agent) (names []string) {
+func backends(rep *statuspage.Agent) (names []string) {
 	for i := range rep.Remotes {
 		names = append(names, rep.Remotes[i].Device.Backend)
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
@@ -25,7 +25,7 @@ type nodeSource interface {
 	passed(now time.Time, state *peers.State)
 	// due is when the next pass has to be; zero: when they change.
 	due() time.Time
-	status() status.Connection
+	status() statuspage.Connection
 	tasks() []run.Task
 }
 
@@ -72,8 +72,8 @@ func (d *direct) passed(now time.Time, state *peers.State) {
 	d.Renew()
 }
 
-func (d *direct) status() status.Connection {
-	s := status.Connection{Synced: d.Synced(), LastContact: some(d.LastContact()), Whole: d.reader.Whole()}
+func (d *direct) status() statuspage.Connection {
+	s := statuspage.Connection{Synced: d.Synced(), LastContact: some(d.LastContact()), Whole: d.reader.Whole()}
 	if err := errors.Join(d.Err(), d.OverQuota()); err != nil {
 		s.Error = err.Error()
 	}

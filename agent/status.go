@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/peers/paths"
 	"github.com/kube-semaphore/kube-semaphore/routes"
@@ -22,7 +22,7 @@ const maxForeign = 100
 func (a *agent) status() any {
 	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
 	defer cancel()
-	rep := status.Agent{
+	rep := statuspage.Agent{
 		Version: process.Build(), Cluster: a.cfg.ClusterName, Node: a.cfg.NodeName,
 		Published: a.publisher.Published(), Local: a.local.known.Load() != nil, Failing: a.failingServers(),
 		Unsourced: a.withoutSource(), Pods: a.podsStatus(), Networkd: networkdRemoves("/"),
@@ -30,7 +30,7 @@ func (a *agent) status() any {
 		Credentials: a.checks.Report(), RemotesFrom: a.cfg.RemotesFrom,
 	}
 	if a.lock.StandsBy() {
-		rep.Standby = &status.Standby{Holder: a.lock.Holder()}
+		rep.Standby = &statuspage.Standby{Holder: a.lock.Holder()}
 	}
 	if err := a.lock.Err(); err != nil {
 		rep.Failing[a.lock.String()] = err.Error()
@@ -59,7 +59,7 @@ func (a *agent) status() any {
 		rep.Relay = a.relayed.leases(ctx)
 	}
 	// Concurrently, so that a device that hangs doesn't use up the timeout of the others.
-	rep.Remotes = make([]status.Remote, len(a.remotes))
+	rep.Remotes = make([]statuspage.Remote, len(a.remotes))
 	var reading sync.WaitGroup
 	for i, r := range a.remotes {
 		reading.Go(func() { rep.Remotes[i] = r.status(ctx) })
@@ -77,18 +77,18 @@ func (a *agent) status() any {
 	return rep
 }
 
-func (r *remote) status(ctx context.Context) status.Remote {
+func (r *remote) status(ctx context.Context) statuspage.Remote {
 	state := r.controller.State()
-	rep := status.Remote{
+	rep := statuspage.Remote{
 		Name: r.cfg.Name, Source: string(state.Source),
 		API: r.nodes.status(),
-		Device: status.Device{
+		Device: statuspage.Device{
 			Name: r.device.Name(), ListenPort: r.cfg.ListenPort, MTU: int(r.cfg.MTU),
 		},
-		Peers: []status.Peer{}, Rejected: []status.Rejection{},
+		Peers: []statuspage.Peer{}, Rejected: []statuspage.Rejection{},
 	}
 	for _, no := range state.Rejected {
-		rep.Rejected = append(rep.Rejected, status.Rejection{Node: no.Node, Reason: string(no.Reason), Detail: no.Detail, Partial: no.Partial})
+		rep.Rejected = append(rep.Rejected, statuspage.Rejection{Node: no.Node, Reason: string(no.Reason), Detail: no.Detail, Partial: no.Partial})
 	}
 	if key := r.device.PublicKey(); !key.IsZero() {
 		rep.Device.PublicKey = key.String()
@@ -129,13 +129,13 @@ func (r *remote) status(ctx context.Context) status.Remote {
 		p := &device.Peers[i]
 		heard := r.controller.Heard(now, p)
 		health := paths.HealthAt(now, state.Configured[p.PublicKey], p.LastHandshake, heard, p.Endpoint.IsValid())
-		peer := status.Peer{
+		peer := statuspage.Peer{
 			Node: nodes[p.PublicKey], PublicKey: p.PublicKey.String(), Disputed: state.Disputed[nodes[p.PublicKey]],
 			LastHandshake: some(p.LastHandshake), LastHeard: some(heard), RxBytes: p.RxBytes, TxBytes: p.TxBytes,
 		}
 		if path, known := r.controller.Path(p.PublicKey); known {
 			health = path.Health(health)
-			peer.Path = &status.Path{State: string(path.State), Since: path.Since, Sign: string(path.Sign), Answers: path.Answers, SmallOnly: path.SmallOnly, RTT: path.RTT.Seconds()}
+			peer.Path = &statuspage.Path{State: string(path.State), Since: path.Since, Sign: string(path.Sign), Answers: path.Answers, SmallOnly: path.SmallOnly, RTT: path.RTT.Seconds()}
 		}
 		peer.Health = string(health)
 		if p.Endpoint.IsValid() {

@@ -12,19 +12,19 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/peers/paths"
 )
 
 // statusCommand is "semaphore-wireguard status".
-func statusCommand() report.Command[status.Agent] {
-	return report.Command[status.Agent]{Program: "semaphore-wireguard", Address: "127.0.0.1:7774", Show: showReport}
+func statusCommand() report.Command[statuspage.Agent] {
+	return report.Command[statuspage.Agent]{Program: "semaphore-wireguard", Address: "127.0.0.1:7774", Show: showReport}
 }
 
 // showReport shows remotes, peers and rejections.
-func showReport(p *report.Page, rep *status.Agent) {
+func showReport(p *report.Page, rep *statuspage.Agent) {
 	p.Line("semaphore-wireguard %s", rep.Version)
 	p.Line("cluster %s, node %s", rep.Cluster, rep.Node)
 	if rep.Standby != nil {
@@ -53,7 +53,7 @@ func showReport(p *report.Page, rep *status.Agent) {
 	}
 	showForwarding(p, &rep.Forwarding)
 	tokens.Show(p, rep.Credentials, func(remote string) bool {
-		return slices.ContainsFunc(rep.Remotes, func(r status.Remote) bool { return r.Name == remote && r.API.Error != "" })
+		return slices.ContainsFunc(rep.Remotes, func(r statuspage.Remote) bool { return r.Name == remote && r.API.Error != "" })
 	})
 	remotes := p.Table("REMOTE", "CONTACT", "PEERS FROM", "DEVICE", "BACKEND", "PORT", "MTU", "UP", "CONNECTING", "WAITING", "SILENT", "DOWN", "REJECTED", "FORGED", "STOPPED")
 	nodes := p.Table("REMOTE", "NODE", "ENDPOINT", "HEALTH", "SINCE", "SIGN", "HANDSHAKE", "HEARD", "RECEIVED", "SENT", "POD CIDRS")
@@ -61,7 +61,7 @@ func showReport(p *report.Page, rep *status.Agent) {
 	for i := range rep.Remotes {
 		r := &rep.Remotes[i]
 		showRemote(p, remotes, r, rep.RemotesFrom == config.RemotesFromRelay)
-		showStopped(p, r, rep.Exit.State == status.FilterEnforced)
+		showStopped(p, r, rep.Exit.State == statuspage.FilterEnforced)
 		showPeers(p, nodes, r)
 		for _, no := range r.Rejected {
 			what := "node"
@@ -75,7 +75,7 @@ func showReport(p *report.Page, rep *status.Agent) {
 
 // showRelay shows what semaphore-relay says about its contact with the clusters. Without it, and
 // while a remote is silent, the last known nodes stay.
-func showRelay(p *report.Page, rep *status.Agent) {
+func showRelay(p *report.Page, rep *statuspage.Agent) {
 	for _, cluster := range slices.Sorted(maps.Keys(rep.Relay)) {
 		if c := rep.Relay[cluster]; c.Error != "" {
 			p.Unknown("Lease of semaphore-relay for %s: %s", cluster, c.Error)
@@ -93,7 +93,7 @@ func showRelay(p *report.Page, rep *status.Agent) {
 }
 
 // showPods shows the pod prefixes of the node and their source.
-func showPods(p *report.Page, pods *status.Pods) {
+func showPods(p *report.Page, pods *statuspage.Pods) {
 	if pods == nil || pods.Source == "" {
 		p.Unknown("source of this node's pod prefixes not decided yet")
 		return
@@ -110,12 +110,12 @@ func showPods(p *report.Page, pods *status.Pods) {
 
 // showFilter reports when packets with forged sources are not dropped. The reason is
 // shown with the failing loop.
-func showFilter(p *report.Page, f status.Filter) {
+func showFilter(p *report.Page, f statuspage.Filter) {
 	switch f.State {
-	case status.FilterEnforced:
-	case status.FilterOff:
+	case statuspage.FilterEnforced:
+	case statuspage.FilterOff:
 		p.Line("source filter off")
-	case status.FilterUnknown:
+	case statuspage.FilterUnknown:
 		p.Failing("source filter", f.Error)
 	default:
 		p.Wrong("plaintext packets with a remote pod's source address are not dropped")
@@ -123,7 +123,7 @@ func showFilter(p *report.Page, f status.Filter) {
 }
 
 // showForwarding shows why packets of pods aren't forwarded.
-func showForwarding(p *report.Page, f *status.Forwarding) {
+func showForwarding(p *report.Page, f *statuspage.Forwarding) {
 	if len(f.Off) > 0 {
 		p.Wrong("this host doesn't forward packets between its pods and tunnels: %s", report.Some(f.Off))
 	}
@@ -137,10 +137,10 @@ func showForwarding(p *report.Page, f *status.Forwarding) {
 
 // showExit reports when packets to remote pods could leave in plaintext, and the remotes
 // whose packets are refused.
-func showExit(p *report.Page, rep *status.Agent) {
+func showExit(p *report.Page, rep *statuspage.Agent) {
 	switch rep.Exit.State {
-	case status.FilterEnforced:
-	case status.FilterUnknown:
+	case statuspage.FilterEnforced:
+	case statuspage.FilterUnknown:
 		p.Failing("exit filter", rep.Exit.Error)
 	default:
 		p.Wrong("packets to remote pods that another program leads past the tunnel are not dropped: only routes and policy rules keep them from leaving in plaintext")
@@ -152,19 +152,19 @@ func showExit(p *report.Page, rep *status.Agent) {
 }
 
 // showTranslation shows how other clusters know the pods of this one.
-func showTranslation(p *report.Page, t *status.Translation) {
+func showTranslation(p *report.Page, t *statuspage.Translation) {
 	if t == nil {
 		return
 	}
 	switch t.State {
-	case status.FilterEnforced:
-	case status.FilterUnknown:
+	case statuspage.FilterEnforced:
+	case statuspage.FilterUnknown:
 		p.Failing("translation of pod subnets", t.Error)
 	default:
 		p.Wrong("addresses of pods are not translated: packets to remote pods are refused")
 	}
 	p.Line("other clusters know pods of this one by %s", t.Map)
-	if t.State == status.FilterEnforced && !t.OwnPods {
+	if t.State == statuspage.FilterEnforced && !t.OwnPods {
 		p.Line("pods of this cluster don't reach each other by virtual addresses: the kernel lacks NAT of prefixes (Linux 5.8)")
 	}
 	if t.Untranslated != nil && *t.Untranslated > 0 {
@@ -174,7 +174,7 @@ func showTranslation(p *report.Page, t *status.Translation) {
 
 // showStopped names the foreign policy rules that lead packets past the tunnel, and what
 // the exit filter has dropped.
-func showStopped(p *report.Page, r *status.Remote, dropped bool) {
+func showStopped(p *report.Page, r *statuspage.Remote, dropped bool) {
 	fate := "leave in plaintext"
 	if dropped {
 		fate = "are dropped"
@@ -206,7 +206,7 @@ func packets(packets *uint64) string {
 	return strconv.FormatUint(*packets, 10)
 }
 
-func showRemote(p *report.Page, t *report.Table, r *status.Remote, relayed bool) {
+func showRemote(p *report.Page, t *report.Table, r *statuspage.Remote, relayed bool) {
 	from, server := r.Source, "API server"
 	if relayed {
 		server = "semaphore-relay's objects"
@@ -271,9 +271,9 @@ func showRemote(p *report.Page, t *report.Table, r *status.Remote, relayed bool)
 }
 
 // showPeers shows the peers of a remote, those with the worst health first.
-func showPeers(p *report.Page, t *report.Table, r *status.Remote) {
+func showPeers(p *report.Page, t *report.Table, r *statuspage.Remote) {
 	urgency := paths.Healths()
-	sorted := slices.SortedFunc(slices.Values(r.Peers), func(a, b status.Peer) int {
+	sorted := slices.SortedFunc(slices.Values(r.Peers), func(a, b statuspage.Peer) int {
 		return cmp.Or(cmp.Compare(slices.Index(urgency, paths.Health(a.Health)), slices.Index(urgency, paths.Health(b.Health))),
 			cmp.Compare(a.Node, b.Node), cmp.Compare(a.PublicKey, b.PublicKey))
 	})

@@ -8,41 +8,41 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/reporttest"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/peers/paths"
 )
 
 // wellReport is a report without faults.
-func wellReport() status.Agent {
+func wellReport() statuspage.Agent {
 	ago := func(d time.Duration) *time.Time {
 		at := reporttest.Now.Add(-d)
 		return &at
 	}
-	return status.Agent{
+	return statuspage.Agent{
 		Version: "v1.2.3 (revision 0123456789ab, go1.26.8)", Cluster: "aws", Node: "aws-1", Published: true, Local: true,
-		Filter: status.Filter{State: status.FilterEnforced}, Exit: status.Filter{State: status.FilterEnforced},
-		Pods: &status.Pods{Source: "node", Why: "the node has podCIDRs", Known: true, Count: 1, Prefixes: []string{"10.2.1.0/24"}},
-		Remotes: []status.Remote{{
+		Filter: statuspage.Filter{State: statuspage.FilterEnforced}, Exit: statuspage.Filter{State: statuspage.FilterEnforced},
+		Pods: &statuspage.Pods{Source: "node", Why: "the node has podCIDRs", Known: true, Count: 1, Prefixes: []string{"10.2.1.0/24"}},
+		Remotes: []statuspage.Remote{{
 			Name: "gcp", PodSubnets: []string{"10.4.0.0/16"}, Source: string(peers.SourceAPI),
-			API: status.Connection{Synced: true, LastContact: ago(100 * time.Millisecond)},
-			Device: status.Device{
+			API: statuspage.Connection{Synced: true, LastContact: ago(100 * time.Millisecond)},
+			Device: statuspage.Device{
 				Name: "wireguard.gcp", Index: 7, Backend: "userspace", PublicKey: "ours", ListenPort: 51820, MTU: 1420,
 			},
-			Peers: []status.Peer{
+			Peers: []statuspage.Peer{
 				{
 					Node: "gcp-2", PublicKey: "two", Endpoint: "10.66.0.5:51820", AllowedIPs: []string{"10.4.1.0/24", "fd04:0:0:1::/64", "fe80::2/128"},
-					Path:   &status.Path{State: string(paths.Up), Since: *ago(3 * time.Hour), Sign: string(paths.SignAnswer), Answers: true},
+					Path:   &statuspage.Path{State: string(paths.Up), Since: *ago(3 * time.Hour), Sign: string(paths.SignAnswer), Answers: true},
 					Health: string(paths.HealthUp), LastHandshake: ago(75 * time.Second), LastHeard: ago(5 * time.Second), RxBytes: 3 << 20, TxBytes: 1536,
 				},
 				{
 					Node: "gcp-1", PublicKey: "one", Endpoint: "10.66.0.4:51820", AllowedIPs: []string{"10.4.0.0/24", "fe80::1/128"},
-					Path:   &status.Path{State: string(paths.Up), Since: *ago(2 * time.Minute), Sign: string(paths.SignReceived)},
+					Path:   &statuspage.Path{State: string(paths.Up), Since: *ago(2 * time.Minute), Sign: string(paths.SignReceived)},
 					Health: string(paths.HealthUp), LastHandshake: ago(15 * time.Second), LastHeard: ago(10 * time.Second), RxBytes: 92, TxBytes: 180,
 				},
 			},
-			Rejected: []status.Rejection{}, Forged: new(uint64), Stopped: new(uint64),
+			Rejected: []statuspage.Rejection{}, Forged: new(uint64), Stopped: new(uint64),
 		}},
 	}
 }
@@ -70,7 +70,7 @@ all is well
 // A filter that is switched off is shown and is no fault.
 func TestStatusWithoutSourceFilter(t *testing.T) {
 	rep := wellReport()
-	rep.Filter = status.Filter{State: status.FilterOff}
+	rep.Filter = statuspage.Filter{State: statuspage.FilterOff}
 	got := reporttest.Run(t, statusCommand(), rep)
 	if got.Code != 0 || !strings.Contains(got.Stdout, "source filter off\n") || !strings.Contains(got.Stdout, "all is well") {
 		t.Errorf("code %d\n%s", got.Code, got.Stdout)
@@ -91,7 +91,7 @@ func TestStatusOfAHostWithoutAddress(t *testing.T) {
 // Nor is a kernel that can't redirect pods to virtual addresses of their own cluster.
 func TestStatusOfVirtualSubnets(t *testing.T) {
 	rep, dropped := wellReport(), uint64(7)
-	rep.Translation = &status.Translation{Map: "10.2.0.0/16=100.64.0.0/16", Filter: status.Filter{State: status.FilterEnforced}, Untranslated: &dropped}
+	rep.Translation = &statuspage.Translation{Map: "10.2.0.0/16=100.64.0.0/16", Filter: statuspage.Filter{State: statuspage.FilterEnforced}, Untranslated: &dropped}
 	got := reporttest.Run(t, statusCommand(), rep)
 	const want = `
 other clusters know pods of this one by 10.2.0.0/16=100.64.0.0/16
@@ -117,28 +117,28 @@ func TestStatusNamesDisputedEndpoints(t *testing.T) {
 func TestStatusSaysWhatIsWrong(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		spoil func(*status.Agent)
+		spoil func(*statuspage.Agent)
 		want  []string // what is wrong, a line each
 		shown string   // something in a table
 	}{
 		{
 			"a peer without a session comes first",
-			func(rep *status.Agent) { rep.Remotes[0].Peers[0].Health = string(paths.HealthDown) },
+			func(rep *statuspage.Agent) { rep.Remotes[0].Peers[0].Health = string(paths.HealthDown) },
 			[]string{"remote gcp: no session with 1 of 2 peers: gcp-2"},
 			"POD CIDRS\ngcp     gcp-2  10.66.0.5:51820  down ",
 		},
 		{
 			"addresses of pods are not translated",
-			func(rep *status.Agent) {
-				rep.Translation = &status.Translation{Map: "10.2.0.0/16=100.64.0.0/16", Filter: status.Filter{State: status.FilterNotEnforced, Error: "x"}}
+			func(rep *statuspage.Agent) {
+				rep.Translation = &statuspage.Translation{Map: "10.2.0.0/16=100.64.0.0/16", Filter: statuspage.Filter{State: statuspage.FilterNotEnforced, Error: "x"}}
 			},
 			[]string{"addresses of pods are not translated: packets to remote pods are refused"},
 			"other clusters know pods of this one by 10.2.0.0/16=100.64.0.0/16\n",
 		},
 		{
 			"forwarding is off",
-			func(rep *status.Agent) {
-				rep.Forwarding = status.Forwarding{
+			func(rep *statuspage.Agent) {
+				rep.Forwarding = statuspage.Forwarding{
 					Known: true, Off: []string{"net.ipv4.ip_forward=0"}, Denying: []string{"nft chain ip filter FORWARD"},
 					Conditional: []string{"nft chain inet firewalld filter_FORWARD"},
 				}
@@ -151,7 +151,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"a peer that answers no more",
-			func(rep *status.Agent) {
+			func(rep *statuspage.Agent) {
 				peer := &rep.Remotes[0].Peers[0]
 				peer.Health, peer.Path.State, peer.Path.Sign = string(paths.HealthDown), string(paths.Down), string(paths.SignNoAnswer)
 			},
@@ -160,7 +160,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"a path that carries packets one way",
-			func(rep *status.Agent) {
+			func(rep *statuspage.Agent) {
 				peer := &rep.Remotes[0].Peers[0]
 				peer.Health, peer.Path.State, peer.Path.Sign = string(paths.HealthDown), string(paths.Down), string(paths.SignOneWay)
 			},
@@ -169,13 +169,13 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"a path that carries small packets",
-			func(rep *status.Agent) { rep.Remotes[0].Peers[1].Path.SmallOnly = true },
+			func(rep *statuspage.Agent) { rep.Remotes[0].Peers[1].Path.SmallOnly = true },
 			[]string{"remote gcp: only small packets reach 1 of 2 peers: gcp-1"},
 			"gcp-1",
 		},
 		{
 			"a peer that no node is known for",
-			func(rep *status.Agent) {
+			func(rep *statuspage.Agent) {
 				rep.Remotes[0].Peers[0].Node, rep.Remotes[0].Peers[0].Health = "", string(paths.HealthDown)
 			},
 			[]string{"remote gcp: no session with 1 of 2 peers: key two"},
@@ -183,8 +183,8 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"a node that is rejected",
-			func(rep *status.Agent) {
-				rep.Remotes[0].Rejected = []status.Rejection{
+			func(rep *statuspage.Agent) {
+				rep.Remotes[0].Rejected = []statuspage.Rejection{
 					{Node: "gcp-3", Reason: string(peers.ReasonEndpoint), Detail: `endpoint "127.0.0.1:1": expected more`},
 					{Node: "gcp-4", Reason: string(peers.ReasonPodCIDR), Detail: "outside", Partial: true},
 					{Node: "gcp-4", Reason: string(peers.ReasonDuplicatePrefix), Detail: "taken", Partial: true},
@@ -196,27 +196,27 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"what a node says can't change the screen",
-			func(rep *status.Agent) {
-				rep.Remotes[0].Rejected = []status.Rejection{{Node: "gcp\x1b[2J", Reason: string(peers.ReasonEndpoint), Detail: "a\rb\nall is well\u202e"}}
+			func(rep *statuspage.Agent) {
+				rep.Remotes[0].Rejected = []statuspage.Rejection{{Node: "gcp\x1b[2J", Reason: string(peers.ReasonEndpoint), Detail: "a\rb\nall is well\u202e"}}
 			},
 			[]string{`remote gcp: rejected, in whole or in part: gcp\x1b[2J`},
 			`a\rb; all is well\u202e`,
 		},
 		{
 			"an API server that does not answer",
-			func(rep *status.Agent) { rep.Remotes[0].API.Error = "api.gcp:6443: connection refused" },
+			func(rep *statuspage.Agent) { rep.Remotes[0].API.Error = "api.gcp:6443: connection refused" },
 			[]string{"remote gcp: API server: api.gcp:6443: connection refused"}, "",
 		},
 		{
 			"peers from disk",
-			func(rep *status.Agent) {
-				rep.Remotes[0].API, rep.Remotes[0].Source = status.Connection{}, string(peers.SourceDisk)
+			func(rep *statuspage.Agent) {
+				rep.Remotes[0].API, rep.Remotes[0].Source = statuspage.Connection{}, string(peers.SourceDisk)
 			},
 			[]string{"remote gcp: its nodes have not been read since start"}, "gcp     never    disk ",
 		},
 		{
 			"no device",
-			func(rep *status.Agent) {
+			func(rep *statuspage.Agent) {
 				rep.Remotes[0].Peers, rep.Remotes[0].Device.Backend = nil, ""
 				rep.Remotes[0].Device.Error = "no such device"
 			},
@@ -224,32 +224,32 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"a remote that is refused",
-			func(rep *status.Agent) {
+			func(rep *statuspage.Agent) {
 				rep.Remotes[0].Refused = "10.0.0.0/8 overlaps 10.2.1.0/24, the pods of this node"
-				rep.Remotes[0].Peers, rep.Remotes[0].API = nil, status.Connection{}
+				rep.Remotes[0].Peers, rep.Remotes[0].API = nil, statuspage.Connection{}
 			},
 			[]string{"remote gcp is refused: 10.0.0.0/8 overlaps 10.2.1.0/24, the pods of this node"}, "",
 		},
 		{
 			"systemd-networkd without the file for it",
-			func(rep *status.Agent) { rep.Networkd = true },
+			func(rep *statuspage.Agent) { rep.Networkd = true },
 			[]string{"systemd-networkd removes rules and routes of the agent when it starts: 10-semaphore.conf isn't in /etc/systemd/networkd.conf.d"}, "",
 		},
 		{
 			"an MTU that is too large",
-			func(rep *status.Agent) {
+			func(rep *statuspage.Agent) {
 				rep.Remotes[0].Device.LargestMTU, rep.Remotes[0].Device.NarrowestEndpoint = 1340, "10.66.0.4"
 			},
 			[]string{"remote gcp: an MTU of 1420 exceeds the path to 10.66.0.4, which fragments: 1340 fits"}, "",
 		},
 		{
 			"a remote without agents",
-			func(rep *status.Agent) { rep.Remotes[0].Peers = nil },
+			func(rep *statuspage.Agent) { rep.Remotes[0].Peers = nil },
 			[]string{"remote gcp: none of its nodes is a peer"}, "",
 		},
 		{
 			"loops that fail, and a node that is not published",
-			func(rep *status.Agent) {
+			func(rep *statuspage.Agent) {
 				rep.Published, rep.Failing = false, map[string]string{"routes": "foreign route\nand another", "publish": "forbidden"}
 			},
 			[]string{
@@ -259,8 +259,8 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"a source filter that can't be installed",
-			func(rep *status.Agent) {
-				rep.Filter = status.Filter{State: status.FilterNotEnforced, Error: "no nf_tables"}
+			func(rep *statuspage.Agent) {
+				rep.Filter = statuspage.Filter{State: statuspage.FilterNotEnforced, Error: "no nf_tables"}
 				rep.Failing = map[string]string{"source filter": "no nf_tables"}
 				rep.Remotes[0].Forged = nil
 			},
@@ -269,9 +269,9 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"an exit filter that can't be installed",
-			func(rep *status.Agent) {
-				rep.Exit = status.Filter{State: status.FilterNotEnforced, Error: "no nf_tables"}
-				rep.Remotes[0].Rules = []status.ForeignRule{{Rule: "10: from all iif cni0 lookup 11 (default via 192.0.2.1 dev eth0)"}}
+			func(rep *statuspage.Agent) {
+				rep.Exit = statuspage.Filter{State: statuspage.FilterNotEnforced, Error: "no nf_tables"}
+				rep.Remotes[0].Rules = []statuspage.ForeignRule{{Rule: "10: from all iif cni0 lookup 11 (default via 192.0.2.1 dev eth0)"}}
 			},
 			[]string{
 				"packets to remote pods that another program leads past the tunnel are not dropped: only routes and policy rules keep them from leaving in plaintext",
@@ -280,15 +280,15 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"foreign policy rules that come first",
-			func(rep *status.Agent) {
-				rep.Remotes[0].Rules = []status.ForeignRule{{Rule: "10: from all iif cni0 lookup 11"}, {Rule: "111: from 10.2.1.5 lookup 11"}, {Rule: "9: from all fwmark 0x200 lookup 7", Marked: true}}
+			func(rep *statuspage.Agent) {
+				rep.Remotes[0].Rules = []statuspage.ForeignRule{{Rule: "10: from all iif cni0 lookup 11"}, {Rule: "111: from 10.2.1.5 lookup 11"}, {Rule: "9: from all fwmark 0x200 lookup 7", Marked: true}}
 			},
 			[]string{"remote gcp: policy rules of another program come first and lead packets to its pods past the tunnel, where they are dropped: 10: from all iif cni0 lookup 11, 111: from 10.2.1.5 lookup 11"},
 			"remote gcp: policy rules of another program come first for packets with a firewall mark, which then are dropped: 9: from all fwmark 0x200 lookup 7\n",
 		},
 		{
 			"packets that the exit filter has just dropped",
-			func(rep *status.Agent) {
+			func(rep *statuspage.Agent) {
 				n, at := uint64(9), reporttest.Now.Add(-time.Minute)
 				rep.Remotes[0].Stopped, rep.Remotes[0].LastStopped, rep.Remotes[0].Stopping = &n, &at, true
 			},
@@ -297,8 +297,8 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"a source filter that can't be read",
-			func(rep *status.Agent) {
-				rep.Filter = status.Filter{State: status.FilterUnknown, Error: "not permitted"}
+			func(rep *statuspage.Agent) {
+				rep.Filter = statuspage.Filter{State: statuspage.FilterUnknown, Error: "not permitted"}
 			},
 			[]string{"source filter: not permitted"}, "",
 		},
@@ -308,7 +308,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 			c.spoil(&rep)
 			reporttest.Finds(t, statusCommand(), rep, c.want, c.shown)
 			asJSON := reporttest.Run(t, statusCommand(), rep, "-o", "json")
-			var again status.Agent
+			var again statuspage.Agent
 			if err := json.Unmarshal([]byte(asJSON.Stdout), &again); err != nil {
 				t.Fatal(err)
 			}
@@ -326,22 +326,22 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 func TestStatusSaysWhatIsNotKnown(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		spoil func(*status.Agent)
+		spoil func(*statuspage.Agent)
 		want  string
 	}{
 		{
 			"a peer without a session yet",
-			func(rep *status.Agent) { rep.Remotes[0].Peers[1].Health = string(paths.HealthConnecting) },
+			func(rep *statuspage.Agent) { rep.Remotes[0].Peers[1].Health = string(paths.HealthConnecting) },
 			"remote gcp: no session yet with 1 of 2 peers: gcp-1",
 		},
 		{
 			"a silent peer",
-			func(rep *status.Agent) { rep.Remotes[0].Peers[1].Health = string(paths.HealthSilent) },
+			func(rep *statuspage.Agent) { rep.Remotes[0].Peers[1].Health = string(paths.HealthSilent) },
 			"remote gcp: nothing received lately from 1 of 2 peers: gcp-1",
 		},
 		{
 			"an API server without recent contact",
-			func(rep *status.Agent) {
+			func(rep *statuspage.Agent) {
 				at := reporttest.Now.Add(-3 * time.Minute)
 				rep.Remotes[0].API.LastContact = &at
 			},
@@ -349,17 +349,19 @@ func TestStatusSaysWhatIsNotKnown(t *testing.T) {
 		},
 		{
 			"nodes read but not configured as peers yet",
-			func(rep *status.Agent) { rep.Remotes[0].Source, rep.Remotes[0].Peers = string(peers.SourceNone), nil },
+			func(rep *statuspage.Agent) {
+				rep.Remotes[0].Source, rep.Remotes[0].Peers = string(peers.SourceNone), nil
+			},
 			"remote gcp: its nodes are not configured as peers yet",
 		},
 		{
 			"loops without a completed pass",
-			func(rep *status.Agent) { rep.Pending = []string{"routes", "device gcp"} },
+			func(rep *statuspage.Agent) { rep.Pending = []string{"routes", "device gcp"} },
 			"not completed since start: routes, device gcp",
 		},
 		{
 			"unknown addresses of the local cluster",
-			func(rep *status.Agent) { rep.Local = false },
+			func(rep *statuspage.Agent) { rep.Local = false },
 			"addresses of this cluster not read yet: endpoints of remote nodes can't be checked against them",
 		},
 	} {

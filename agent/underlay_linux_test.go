@@ -11,7 +11,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
@@ -100,10 +100,10 @@ func TestDevicesFitTheUnderlay(t *testing.T) {
 		{1500, 1420, 1440, false}, {1400, 1320, 1340, true}, {9001, 8921, 8941, false}, {1300, 1280, 1240, true}, {1500, 1420, 1440, false},
 	} {
 		setMTU(c.underlay)
-		var devices []status.Device
+		var devices []statuspage.Device
 		polltest.Until(t, time.Minute, "the MTUs for the underlay's", func() bool {
 			devices = devices[:0]
-			rep := a.status().(status.Agent)
+			rep := a.status().(statuspage.Agent)
 			for i := range rep.Remotes {
 				devices = append(devices, rep.Remotes[i].Device)
 			}

@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
@@ -70,7 +70,7 @@ func TestAnotherProgramUndoesRepairs(t *testing.T) {
 			var failing map[string]string
 			polltest.Until(t, 2*time.Minute, "the fault in the status", func() bool {
 				check(t, c.undo(t.Context()))
-				failing = a.status().(status.Agent).Failing
+				failing = a.status().(statuspage.Agent).Failing
 				return strings.Contains(failing[c.loop], "another program")
 			})
 			for loop, err := range failing {

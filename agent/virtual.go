@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
@@ -107,12 +107,12 @@ func (a *agent) publish(ctx context.Context) error {
 }
 
 // translationStatus returns nil without a map.
-func (a *agent) translationStatus(state routes.State, filter status.Filter) *status.Translation {
+func (a *agent) translationStatus(state routes.State, filter statuspage.Filter) *statuspage.Translation {
 	if len(a.cfg.PodSubnetsMap) == 0 {
 		return nil
 	}
-	rep := &status.Translation{Map: a.cfg.PodSubnetsMap.String(), Filter: filter}
-	if filter.State == status.FilterEnforced {
+	rep := &statuspage.Translation{Map: a.cfg.PodSubnetsMap.String(), Filter: filter}
+	if filter.State == statuspage.FilterEnforced {
 		rep.OwnPods, rep.Untranslated = state.Hairpin, &state.Untranslated
 	}
 	return rep

@@ -15,7 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/routes"
@@ -138,7 +138,7 @@ func TestVirtualSubnets(t *testing.T) {
 			})
 		}
 		rep := a.report(t)
-		if tr := rep.Translation; tr == nil || tr.State != status.FilterEnforced || !tr.OwnPods || tr.Untranslated == nil || *tr.Untranslated != 0 {
+		if tr := rep.Translation; tr == nil || tr.State != statuspage.FilterEnforced || !tr.OwnPods || tr.Untranslated == nil || *tr.Untranslated != 0 {
 			t.Errorf("status %+v", tr)
 		}
 		t.Run("an ICMP error from the host", func(t *testing.T) {

@@ -24,7 +24,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/pace"
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/mirror/exposed"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
@@ -603,7 +603,7 @@ func (a *applier) exportStatus(ctx context.Context, k origin.Key, c *Change) (re
 }
 
 // warn creates Events about a service of ours, and joins the errors.
-func (a *applier) warn(ctx context.Context, overridden []status.Override, have *Observed, want *Service) error {
+func (a *applier) warn(ctx context.Context, overridden []statuspage.Override, have *Observed, want *Service) error {
 	if _, is := importKey(want.Name); is {
 		return nil // conditions of exports and imports say it
 	}
@@ -649,7 +649,7 @@ func (a *applier) warn(ctx context.Context, overridden []status.Override, have *
 }
 
 // overrides returns a text with all objects.
-func overrides(all []status.Override) string {
+func overrides(all []statuspage.Override) string {
 	text := make([]string, 0, len(all))
 	for i := range all {
 		text = append(text, all[i].String())

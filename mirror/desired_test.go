@@ -16,7 +16,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 	"github.com/kube-semaphore/kube-semaphore/mirror/published"
 )
@@ -217,8 +217,8 @@ func (w *world) checkSurvey() error {
 	w.survey = y
 	w.touchAll()
 	w.each(func(*Service, *Observed) {})
-	statuses := func(y *survey) map[string]status.Service {
-		all := map[string]status.Service{}
+	statuses := func(y *survey) map[string]statuspage.Service {
+		all := map[string]statuspage.Service{}
 		for name, l := range y.services {
 			all[name] = l.status
 		}

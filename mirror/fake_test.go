@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 )
 
@@ -86,11 +86,11 @@ func (f *fakes) start(t *testing.T, adjust func(*Config)) *instance {
 }
 
 // listed waits until the check accepts a service's entry in the status.
-func (i *instance) listed(t *testing.T, name string, check func(s status.Service) bool) {
+func (i *instance) listed(t *testing.T, name string, check func(s statuspage.Service) bool) {
 	t.Helper()
 	wait(t, "the status of "+name, func() error {
 		all := i.Status().Services
-		at := slices.IndexFunc(all, func(s status.Service) bool { return s.Name == name })
+		at := slices.IndexFunc(all, func(s statuspage.Service) bool { return s.Name == name })
 		switch {
 		case at < 0:
 			return errors.New("not listed")

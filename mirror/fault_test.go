@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
@@ -31,9 +31,9 @@ func TestEndpointsFollowWhileTheServiceIsRefused(t *testing.T) {
 		other := ports(corev1.ServicePort{Name: "http", Port: 81, Protocol: corev1.ProtocolTCP})
 		put(t, f.aws, "shop", svc("web", other), [2]string{"web-1", "10.4.0.2"})
 		leadsTo(t, f.gcp, webName, "10.4.0.2")
-		i.listed(t, webName, func(s status.Service) bool { return strings.Contains(s.Error, "patch service") })
+		i.listed(t, webName, func(s statuspage.Service) bool { return strings.Contains(s.Error, "patch service") })
 		f.gcp.Hook(func(h *kubetest.Hooks) { h.Fail = nil })
-		i.listed(t, webName, func(s status.Service) bool { return s.Error == "" })
+		i.listed(t, webName, func(s statuspage.Service) bool { return s.Error == "" })
 	})
 }
 
@@ -389,7 +389,7 @@ func TestServiceThatTurnsForeignLosesOurSlices(t *testing.T) {
 		foreign.Labels, foreign.Annotations = nil, map[string]string{"owner": "me"}
 		f.gcp.Put(t, "services", foreign)
 		leadsTo(t, f.gcp, webName)
-		i.listed(t, webName, func(s status.Service) bool { return strings.Contains(s.Error, errForeign.Error()) })
+		i.listed(t, webName, func(s statuspage.Service) bool { return strings.Contains(s.Error, errForeign.Error()) })
 		var now corev1.Service
 		if f.gcp.Get("services", home, webName, &now); now.Annotations["owner"] != "me" || len(now.Labels) > 0 {
 			t.Errorf("changed: %v %v", now.Labels, now.Annotations)
@@ -420,12 +420,12 @@ func TestMirrorsOfARemovedRemoteAreRetained(t *testing.T) {
 			}
 		}
 		i = f.start(t, without(time.Hour))
-		i.listed(t, webName, func(s status.Service) bool {
+		i.listed(t, webName, func(s statuspage.Service) bool {
 			return s.RemovedAt != nil && time.Until(*s.RemovedAt) > 0 && strings.Contains(s.Held, "aws, which is no longer configured")
 		})
 		// The tunnel to it is likely removed, too.
 		leadsTo(t, f.gcp, bothName, "10.6.0.2")
-		i.listed(t, bothName, func(s status.Service) bool { return s.RemovedAt != nil && strings.Contains(s.Held, "part of aws") })
+		i.listed(t, bothName, func(s statuspage.Service) bool { return s.RemovedAt != nil && strings.Contains(s.Held, "part of aws") })
 		i.stop()
 
 		// With another name the remote is the same: its mirrors keep their addresses.
@@ -514,7 +514,7 @@ func TestFinalizerCostsOneRequest(t *testing.T) {
 		f.gcp.Put(t, "services", held)
 		f.aws.Remove("endpointslices", "shop", "web-1")
 		f.aws.Remove("services", "shop", "web")
-		i.listed(t, webName, func(s status.Service) bool { return strings.Contains(s.Held, "finalizer") })
+		i.listed(t, webName, func(s statuspage.Service) bool { return strings.Contains(s.Held, "finalizer") })
 		deletions := func() (n int) {
 			for _, r := range f.gcp.Writes() {
 				if r.Verb == kubetest.Delete && r.Resource == "services" && r.Name == webName {

@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
@@ -62,8 +62,8 @@ func TestAHundredThousandExports(t *testing.T) {
 		c.conflict(c.gcp, "own", "NoConflicts")
 		wait(t, "the bounds of aws", func() error {
 			st := i.Status()
-			of := slices.IndexFunc(st.Clusters, func(c status.MirrorCluster) bool { return c.Name == "aws" })
-			watch := slices.IndexFunc(st.Clusters[of].Watches, func(w status.Watch) bool { return w.Kind == "service exports" })
+			of := slices.IndexFunc(st.Clusters, func(c statuspage.MirrorCluster) bool { return c.Name == "aws" })
+			watch := slices.IndexFunc(st.Clusters[of].Watches, func(w statuspage.Watch) bool { return w.Kind == "service exports" })
 			if w := st.Clusters[of].Watches[watch]; !w.Synced || !strings.Contains(w.Error, fmt.Sprintf("%d service exports or more are rejected", exports-objects)) {
 				return fmt.Errorf("watch %+v", w)
 			}
@@ -152,7 +152,7 @@ func TestEndpointsOfImportsAreChecked(t *testing.T) {
 		c.aws.Put(t, "endpointslices", sl)
 		c.export(c.aws, "web", 10)
 		c.imported(c.gcp, "web", "aws 10.4.0.1:8080", "aws 10.4.0.2:8080")
-		i.listed(t, "shop/web", func(s status.Service) bool { return s.Refused["aws"] != "" })
+		i.listed(t, "shop/web", func(s statuspage.Service) bool { return s.Refused["aws"] != "" })
 		for _, sl := range kubetest.All[discoveryv1.EndpointSlice](c.gcp, "endpointslices", "shop") {
 			for n := range sl.Endpoints {
 				if e := &sl.Endpoints[n]; (e.Addresses[0] == "10.4.0.2") != (e.Hostname != nil && *e.Hostname == good) || e.NodeName != nil || e.TargetRef != nil {
@@ -187,7 +187,7 @@ func TestPortsOfImportsAreBounded(t *testing.T) {
 			c.export(c.aws, name, 10)
 			wait(t, "the fault of "+name, func() error {
 				st := i.Status().MultiCluster
-				at := slices.IndexFunc(st.Imports, func(i status.Import) bool { return i.Name == "shop/"+name })
+				at := slices.IndexFunc(st.Imports, func(i statuspage.Import) bool { return i.Name == "shop/"+name })
 				if at < 0 || st.Imports[at].Faults["aws"] == "" || len(st.Imports[at].Faults["aws"]) > 200 || st.Imports[at].Type != "" {
 					return fmt.Errorf("%+v", st)
 				}
@@ -247,7 +247,7 @@ func TestDerivedNamesThatCollide(t *testing.T) {
 		before := c.imported(c.gcp, collideA, "aws 10.4.0.1:8080")
 		c.put(c.merit, svc(collideB, ports(corev1.ServicePort{Name: "http", Port: 666, Protocol: corev1.ProtocolTCP})), "10.6.0.1")
 		c.export(c.merit, collideB, 1e9)
-		i.listed(t, "shop/"+collideB, func(s status.Service) bool { return strings.Contains(s.Error, "not ours") })
+		i.listed(t, "shop/"+collideB, func(s statuspage.Service) bool { return strings.Contains(s.Error, "not ours") })
 		time.Sleep(2 * time.Minute)
 		after := c.imported(c.gcp, collideA, "aws 10.4.0.1:8080")
 		if before.ResourceVersion != after.ResourceVersion {
@@ -300,7 +300,7 @@ func TestForgedDerivedServices(t *testing.T) {
 					})
 					return
 				}
-				i.listed(t, "shop/web", func(s status.Service) bool { return strings.Contains(s.Error, "not ours") })
+				i.listed(t, "shop/web", func(s statuspage.Service) bool { return strings.Contains(s.Error, "not ours") })
 				time.Sleep(2 * time.Minute)
 				c.gcp.Get("services", "shop", name, &s)
 				if s.Spec.Selector["app"] != "x" || s.OwnerReferences[0].UID != "b" {

@@ -16,7 +16,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
@@ -458,7 +458,7 @@ func TestForeignObjectsOfImportsStay(t *testing.T) {
 		for _, name := range []string{"web", "db"} {
 			c.put(c.aws, svc(name), "10.4.0.1")
 			c.export(c.aws, name, 10)
-			i.listed(t, "shop/"+name, func(s status.Service) bool { return strings.Contains(s.Error, "not ours") })
+			i.listed(t, "shop/"+name, func(s statuspage.Service) bool { return strings.Contains(s.Error, "not ours") })
 		}
 		var im v1beta1.ServiceImport
 		var s corev1.Service

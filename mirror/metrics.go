@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 const metricsPrefix = "semaphore_service_mirror_"
@@ -209,7 +209,7 @@ type totals struct {
 	global, imports, conflicts, taken, outdated, failing, blocked int
 	held, lingering, overridden, reports, reportFaults            int
 	leading                                                       bool
-	former                                                        []status.FormerCluster
+	former                                                        []statuspage.FormerCluster
 }
 
 type clusterTotals struct {

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/mirror/exposed"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
@@ -88,7 +88,7 @@ type Service struct {
 	Clusters, Accepted []string
 	LocalFirst         bool
 	Slices             []Slice // sorted by name
-	Conflicts          []status.Conflict
+	Conflicts          []statuspage.Conflict
 	Tallies            map[string]*Tally // by cluster
 	// Outdated: endpoints of stale clusters are omitted. Drained are the clusters with
 	// endpoints that are omitted because they are drained. Needed are frontends of stale and

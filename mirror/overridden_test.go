@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 )
 
@@ -62,7 +62,7 @@ func TestServiceThatAdmissionChangesIsWrittenOnce(t *testing.T) {
 		if n := count(f.gcp, "patch services"); n != 0 {
 			t.Errorf("%d patches of the Service, want none", n)
 		}
-		i.listed(t, webName, func(s status.Service) bool {
+		i.listed(t, webName, func(s statuspage.Service) bool {
 			return len(s.Overridden) == 1 && s.Overridden[0].Returned && slices.Equal(s.Overridden[0].Fields, []string{"spec.trafficDistribution"})
 		})
 		if all := warnings(f.gcp, "Overridden"); len(all) != 1 || !strings.Contains(all[0], webName+": service "+webName+": the API server stores other values than those written: spec.trafficDistribution") {
@@ -84,7 +84,7 @@ func TestServiceThatAdmissionChangesIsWrittenOnce(t *testing.T) {
 		// The policy ends, which no object shows.
 		f.gcp.Hook(func(h *kubetest.Hooks) { h.Admit = nil })
 		time.Sleep(keep.Calm)
-		i.listed(t, webName, func(s status.Service) bool { return s.InOrder() })
+		i.listed(t, webName, func(s statuspage.Service) bool { return s.InOrder() })
 		var s corev1.Service
 		if f.gcp.Get("services", home, webName, &s); s.Spec.TrafficDistribution != nil || count(f.gcp, "patch services") != 2 {
 			t.Errorf("%d patches, trafficDistribution %v", count(f.gcp, "patch services"), s.Spec.TrafficDistribution)
@@ -133,7 +133,7 @@ func TestObjectsThatAnotherClientChangesWaitLonger(t *testing.T) {
 		if n, m := count(f.gcp, "patch services"), count(f.gcp, "patch endpointslices"); n > 10 || m > 10 || n < 5 || m < 5 {
 			t.Errorf("%d and %d patches in 20 s, want a few", n, m)
 		}
-		i.listed(t, webName, func(s status.Service) bool { return len(s.Overridden) == 2 && !s.Overridden[0].Returned })
+		i.listed(t, webName, func(s statuspage.Service) bool { return len(s.Overridden) == 2 && !s.Overridden[0].Returned })
 		if all := warnings(f.gcp, "Overridden"); len(all) < 1 || len(all) > 2 || !strings.Contains(all[len(all)-1], "changes it after each write") {
 			t.Errorf("Events %q", all)
 		}
@@ -156,7 +156,7 @@ func TestObjectsThatAnotherClientChangesWaitLonger(t *testing.T) {
 		// They end, and the objects are as desired after the longest wait: a minute later it's over.
 		f.gcp.Hook(func(h *kubetest.Hooks) { h.Answer = nil })
 		time.Sleep(keep.Calm/2 + keep.Lasting)
-		i.listed(t, webName, func(s status.Service) bool { return s.InOrder() })
+		i.listed(t, webName, func(s statuspage.Service) bool { return s.InOrder() })
 		var s corev1.Service
 		if f.gcp.Get("services", home, webName, &s); s.Spec.SessionAffinity != corev1.ServiceAffinityNone {
 			t.Errorf("session affinity %s", s.Spec.SessionAffinity)

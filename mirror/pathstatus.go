@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/mirror/withdrawal"
 )
 
@@ -36,13 +36,13 @@ func (c *Controller) judge(now time.Time) {
 }
 
 // pathStatus returns the status of path reports. Callers hold mu.
-func (c *Controller) pathStatus() status.PathReports {
+func (c *Controller) pathStatus() statuspage.PathReports {
 	p := c.state.paths
-	s := status.PathReports{ReadyNodes: p.Ready(), Reports: p.Reports()}
+	s := statuspage.PathReports{ReadyNodes: p.Ready(), Reports: p.Reports()}
 	for _, w := range p.Withdrawals() {
-		s.Withdrawn = append(s.Withdrawn, status.WithdrawnNode{Cluster: w.Cluster, Node: w.Name, Since: w.Since, ReportedBy: w.ReportedBy, Services: w.Origins})
+		s.Withdrawn = append(s.Withdrawn, statuspage.WithdrawnNode{Cluster: w.Cluster, Node: w.Name, Since: w.Since, ReportedBy: w.ReportedBy, Services: w.Origins})
 	}
-	slices.SortFunc(s.Withdrawn, func(a, b status.WithdrawnNode) int {
+	slices.SortFunc(s.Withdrawn, func(a, b statuspage.WithdrawnNode) int {
 		return cmp.Or(cmp.Compare(a.Cluster, b.Cluster), cmp.Compare(a.Node, b.Node))
 	})
 	for _, name := range slices.Sorted(maps.Keys(c.local.faults)) {

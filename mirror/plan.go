@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 	"github.com/kube-semaphore/kube-semaphore/mirror/published"
@@ -200,7 +200,7 @@ func (b *builder) merge(kind published.Kind, running *mcs.Import, places []mcs.P
 	}
 	if e.ByName || len(e.Unknown) == 0 {
 		for _, d := range conflict.Differences {
-			w.Conflicts = append(w.Conflicts, status.Conflict{Cluster: d.Cluster, What: d.What})
+			w.Conflicts = append(w.Conflicts, statuspage.Conflict{Cluster: d.Cluster, What: d.What})
 		}
 	}
 	for _, c := range w.Clusters {

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 )
@@ -187,7 +187,7 @@ func TestRefusedFieldsOfMirrors(t *testing.T) {
 		if s.Spec.SessionAffinity != corev1.ServiceAffinityNone || *s.Spec.Ports[0].AppProtocol != "kubernetes.io/h2c" {
 			t.Errorf("%+v", s.Spec)
 		}
-		i.listed(t, webName, func(s status.Service) bool { return len(s.Overridden) == 1 && s.Error == "" })
+		i.listed(t, webName, func(s statuspage.Service) bool { return len(s.Overridden) == 1 && s.Error == "" })
 	})
 }
 

@@ -9,30 +9,30 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 )
 
 // StatusCommand is "semaphore-service-mirror status".
-func StatusCommand() report.Command[status.Mirror] {
-	return report.Command[status.Mirror]{Program: "semaphore-service-mirror", Address: ":8081", Show: showReport}
+func StatusCommand() report.Command[statuspage.Mirror] {
+	return report.Command[statuspage.Mirror]{Program: "semaphore-service-mirror", Address: ":8081", Show: showReport}
 }
 
 // showReport shows clusters and the services with problems.
-func showReport(p *report.Page, rep *status.Mirror) {
+func showReport(p *report.Page, rep *statuspage.Mirror) {
 	p.Line("semaphore-service-mirror %s", rep.Version)
 	p.Line("cluster %s", rep.Cluster)
 	election := rep.Election
 	if election == nil {
-		election = new(status.Election)
+		election = new(statuspage.Election)
 	}
 	p.Replica(rep.Leading, election.Leader, "failures", election.Error)
 	p.Failing("not ready", rep.NotReady)
 	p.Failures(rep.NotServed)
 
 	tokens.Show(p, rep.Credentials, func(remote string) bool {
-		return slices.ContainsFunc(rep.Clusters, func(c status.MirrorCluster) bool {
-			return c.Name == remote && slices.ContainsFunc(c.Watches, func(w status.Watch) bool { return w.Error != "" })
+		return slices.ContainsFunc(rep.Clusters, func(c statuspage.MirrorCluster) bool {
+			return c.Name == remote && slices.ContainsFunc(c.Watches, func(w statuspage.Watch) bool { return w.Error != "" })
 		})
 	})
 	clusters := p.Table("CLUSTER", "PREFIX", "CONTACT", "SYNCED", "SERVICES", "ENDPOINTS", "REFUSED")
@@ -78,7 +78,7 @@ func showReport(p *report.Page, rep *status.Mirror) {
 
 // showPaths shows the nodes whose endpoints are withdrawn, and faults of the reports of
 // paths.
-func showPaths(p *report.Page, rep *status.Mirror) {
+func showPaths(p *report.Page, rep *statuspage.Mirror) {
 	paths := &rep.Paths
 	withdrawn, nodes := p.Table("WITHDRAWN", "NODE", "SINCE", "REPORTED BY", "SERVICES"), map[string][]string{}
 	for i := range paths.Withdrawn {
@@ -102,7 +102,7 @@ func showPaths(p *report.Page, rep *status.Mirror) {
 }
 
 // showNeeded shows which services still use a drained cluster.
-func showNeeded(p *report.Page, cluster string, services []status.Service) {
+func showNeeded(p *report.Page, cluster string, services []statuspage.Service) {
 	var still []string
 	for i := range services {
 		if needed := services[i].Needed[cluster]; len(needed) > 0 {
@@ -115,7 +115,7 @@ func showNeeded(p *report.Page, cluster string, services []status.Service) {
 }
 
 // showCluster shows a cluster by the oldest contact of its watches.
-func showCluster(p *report.Page, t *report.Table, c *status.MirrorCluster) {
+func showCluster(p *report.Page, t *report.Table, c *statuspage.MirrorCluster) {
 	last, synced := &p.Now, 0
 	for i := range c.Watches {
 		w := &c.Watches[i]
@@ -145,7 +145,7 @@ func showCluster(p *report.Page, t *report.Table, c *status.MirrorCluster) {
 }
 
 // showProblems adds a row for each problem of a service, and reports whether there are some.
-func showProblems(t *report.Table, s *status.Service, now time.Time) (found bool) {
+func showProblems(t *report.Table, s *statuspage.Service, now time.Time) (found bool) {
 	add := func(what, detail string) {
 		if detail != "" {
 			found = true

@@ -7,30 +7,30 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/reporttest"
 )
 
 // wellReport is a report in which nothing is wrong.
-func wellReport() status.Mirror {
+func wellReport() statuspage.Mirror {
 	now := reporttest.Now
-	watches := func() []status.Watch {
-		return []status.Watch{
+	watches := func() []statuspage.Watch {
+		return []statuspage.Watch{
 			{Kind: "services to mirror", Synced: true, LastContact: &now},
 			{Kind: "endpoint slices of services to mirror", Synced: true, LastContact: &now},
 		}
 	}
-	return status.Mirror{
-		Version: "v1.2.3", Cluster: "gcp", Election: &status.Election{Leader: "mirror-0"},
+	return statuspage.Mirror{
+		Version: "v1.2.3", Cluster: "gcp", Election: &statuspage.Election{Leader: "mirror-0"},
 		Leading: true,
-		Clusters: []status.MirrorCluster{
+		Clusters: []statuspage.MirrorCluster{
 			{Name: "aws", Prefix: "aws", Watches: watches(), Services: 2, Endpoints: 7},
 			{Name: "gcp", Local: true, Watches: watches()},
 		},
-		Services: []status.Service{
+		Services: []statuspage.Service{
 			{Name: "aws-sys-log-73736d-fluentd", Origin: "aws/sys-log/fluentd", Clusters: []string{"aws"}},
 		},
-		Rejected: []status.RejectedOrigin{},
+		Rejected: []statuspage.RejectedOrigin{},
 	}
 }
 
@@ -55,8 +55,8 @@ func TestStatusListsWhatStillUsesADrainedCluster(t *testing.T) {
 	rep := wellReport()
 	rep.Clusters[0].Drained = true
 	rep.Services = append(rep.Services,
-		status.Service{Name: "gl-shop-73736d-web", Drained: []string{"aws"}, Needed: map[string][]string{"aws": {"IPv6 http", "IPv6 metrics"}}},
-		status.Service{Name: "gl-shop-73736d-api", Drained: []string{"aws"}, Needed: map[string][]string{"merit": {"IPv6"}}})
+		statuspage.Service{Name: "gl-shop-73736d-web", Drained: []string{"aws"}, Needed: map[string][]string{"aws": {"IPv6 http", "IPv6 metrics"}}},
+		statuspage.Service{Name: "gl-shop-73736d-api", Drained: []string{"aws"}, Needed: map[string][]string{"merit": {"IPv6"}}})
 	got := reporttest.Run(t, StatusCommand(), rep)
 	const want = "\ncluster aws is drained\nit is still used where no other cluster has a ready endpoint: gl-shop-73736d-web (IPv6 http, IPv6 metrics)\n"
 	if got.Code != 0 || !strings.Contains(got.Stdout, want) {
@@ -87,18 +87,20 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 	before, later := reporttest.Now.Add(-time.Hour), reporttest.Now.Add(time.Minute)
 	for _, c := range []struct {
 		name  string
-		spoil func(*status.Mirror)
+		spoil func(*statuspage.Mirror)
 		want  []string // what is wrong, a line each
 		shown string   // something in a table
 	}{
 		{
 			"no leader",
-			func(rep *status.Mirror) { rep.Leading, rep.Election = false, &status.Election{Error: "forbidden"} },
+			func(rep *statuspage.Mirror) {
+				rep.Leading, rep.Election = false, &statuspage.Election{Error: "forbidden"}
+			},
 			[]string{"no replica writes, as far as this one knows", "election: forbidden"}, "",
 		},
 		{
 			"a cluster that is out of contact, by its worst watch",
-			func(rep *status.Mirror) {
+			func(rep *statuspage.Mirror) {
 				w := rep.Clusters[0].Watches
 				w[0].LastContact, w[0].Error, w[0].Stale = &before, "connection refused", true
 			},
@@ -110,8 +112,8 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"a cluster that was never read",
-			func(rep *status.Mirror) {
-				rep.Clusters[0].Watches[1] = status.Watch{Kind: "endpoint slices"}
+			func(rep *statuspage.Mirror) {
+				rep.Clusters[0].Watches[1] = statuspage.Watch{Kind: "endpoint slices"}
 				rep.NotReady = "services of aws: not read\nand more"
 			},
 			[]string{"not ready: services of aws: not read; and more", "cluster aws: endpoint slices: not synced since start"},
@@ -119,13 +121,13 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"services that are not in order, and what is not copied",
-			func(rep *status.Mirror) {
-				rep.Services = append(rep.Services, status.Service{
+			func(rep *statuspage.Mirror) {
+				rep.Services = append(rep.Services, statuspage.Service{
 					Name: "gl-a-73736d-b", Origin: "a/b", Error: "forbidden", Held: "aws not read",
-					Conflicts: []status.Conflict{{Cluster: "aws", What: "port \x1b[31m80"}},
+					Conflicts: []statuspage.Conflict{{Cluster: "aws", What: "port \x1b[31m80"}},
 					Refused:   map[string]string{"merit": "192.0.2.1", "aws": "127.0.0.1"}, Foreign: []string{"s-1", "s-2"},
 				})
-				rep.Rejected = []status.RejectedOrigin{{Origin: "aws/a/external", Reason: "type ExternalName"}}
+				rep.Rejected = []statuspage.RejectedOrigin{{Origin: "aws/a/external", Reason: "type ExternalName"}}
 				rep.Omitted = 7
 			},
 			[]string{"services not in order: gl-a-73736d-b", "not copied: aws/a/external"},
@@ -145,8 +147,8 @@ aws/a/external  type ExternalName
 		},
 		{
 			"clusters that were removed",
-			func(rep *status.Mirror) {
-				rep.Former = []status.FormerCluster{{Name: "merit", Services: 2, Slices: 3, RemovedAt: &later}, {Name: "old", Slices: 1}}
+			func(rep *statuspage.Mirror) {
+				rep.Former = []statuspage.FormerCluster{{Name: "merit", Services: 2, Slices: 3, RemovedAt: &later}, {Name: "old", Slices: 1}}
 				rep.Departed = []string{"aws"}
 			},
 			[]string{

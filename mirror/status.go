@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
@@ -20,9 +20,9 @@ import (
 const maxListed = 500
 
 // Status returns the controller's status.
-func (c *Controller) Status() status.Mirror {
+func (c *Controller) Status() statuspage.Mirror {
 	t := c.totals()
-	s := status.Mirror{Leading: t.leading, Clusters: c.clusterStatus(t), Services: c.services(), Rejected: c.rejected()}
+	s := statuspage.Mirror{Leading: t.leading, Clusters: c.clusterStatus(t), Services: c.services(), Rejected: c.rejected()}
 	// Services with problems are first, and stay when the list is truncated.
 	s.Services, s.Omitted = cut(s.Services, s.Omitted)
 	s.Rejected, s.Omitted = cut(s.Rejected, s.Omitted)
@@ -39,11 +39,11 @@ func (c *Controller) Status() status.Mirror {
 
 // former returns the clusters that are no longer configured, and of which objects are left. Callers
 // hold mu.
-func (s *state) former() []status.FormerCluster {
-	left := map[string]*status.FormerCluster{}
-	of := func(cluster string) *status.FormerCluster {
+func (s *state) former() []statuspage.FormerCluster {
+	left := map[string]*statuspage.FormerCluster{}
+	of := func(cluster string) *statuspage.FormerCluster {
 		if left[cluster] == nil {
-			left[cluster] = &status.FormerCluster{Name: cluster}
+			left[cluster] = &statuspage.FormerCluster{Name: cluster}
 		}
 		return left[cluster]
 	}
@@ -57,7 +57,7 @@ func (s *state) former() []status.FormerCluster {
 			of(o.cluster).Slices++
 		}
 	}
-	var all []status.FormerCluster
+	var all []statuspage.FormerCluster
 	for _, name := range slices.Sorted(maps.Keys(left)) {
 		if name == "" || s.clusters[name] != nil {
 			continue
@@ -80,8 +80,8 @@ type survey struct {
 
 // surveyed is one service. It is immutable.
 type surveyed struct {
-	status status.Service // without errors
-	want   *Service       // without slices
+	status statuspage.Service // without errors
+	want   *Service           // without slices
 }
 
 func newSurvey() *survey {
@@ -94,7 +94,7 @@ func (y *survey) note(have *Observed, w *Service) {
 		y.totals.add(last, -1)
 		delete(y.services, w.Name)
 	}
-	e := status.Service{Name: w.Name, Clusters: w.Clusters, Conflicts: w.Conflicts, Held: w.Hold, Foreign: have.foreign(w), Drained: w.Drained, Needed: w.Needed}
+	e := statuspage.Service{Name: w.Name, Clusters: w.Clusters, Conflicts: w.Conflicts, Held: w.Hold, Foreign: have.foreign(w), Drained: w.Drained, Needed: w.Needed}
 	if !w.Absent {
 		e.Origin = w.Origin.String()
 	}
@@ -172,7 +172,7 @@ func (c *Controller) totals() totals {
 }
 
 // services returns the status of all services: those with problems first, by name.
-func (c *Controller) services() []status.Service {
+func (c *Controller) services() []statuspage.Service {
 	failing := map[string]error{}
 	if writer := c.leading(); writer != nil {
 		failing = writer.Failing()
@@ -183,17 +183,17 @@ func (c *Controller) services() []status.Service {
 	overridden := past.Open(time.Now())
 	for name := range overridden {
 		if listed[name] == nil {
-			listed[name] = &surveyed{status: status.Service{Name: name}}
+			listed[name] = &surveyed{status: statuspage.Service{Name: name}}
 		}
 	}
 	for _, errs := range []map[string]error{failing, blocked} {
 		for name := range errs {
 			if listed[name] == nil {
-				listed[name] = &surveyed{status: status.Service{Name: name}}
+				listed[name] = &surveyed{status: statuspage.Service{Name: name}}
 			}
 		}
 	}
-	all := make([]status.Service, 0, len(listed))
+	all := make([]statuspage.Service, 0, len(listed))
 	for name, l := range listed {
 		e := l.status
 		e.Overridden = overridden[name]
@@ -202,19 +202,19 @@ func (c *Controller) services() []status.Service {
 		}
 		all = append(all, e)
 	}
-	slices.SortFunc(all, func(a, b status.Service) int {
+	slices.SortFunc(all, func(a, b statuspage.Service) int {
 		return cmp.Or(boolCompare(a.InOrder(), b.InOrder()), cmp.Compare(a.Name, b.Name))
 	})
 	return all
 }
 
 // rejected returns the origins that are not copied.
-func (c *Controller) rejected() []status.RejectedOrigin {
-	all := []status.RejectedOrigin{}
+func (c *Controller) rejected() []statuspage.RejectedOrigin {
+	all := []statuspage.RejectedOrigin{}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	reject := func(id origin.ID, reason string) {
-		all = append(all, status.RejectedOrigin{Origin: id.String(), Reason: reason})
+		all = append(all, statuspage.RejectedOrigin{Origin: id.String(), Reason: reason})
 	}
 	for _, id := range c.state.order {
 		set := c.state.sets[id]
@@ -236,7 +236,7 @@ func (c *Controller) rejected() []status.RejectedOrigin {
 			reject(id, fmt.Sprintf("its name %s is that of %s", name, l.want.Origin))
 		}
 	}
-	slices.SortFunc(all, func(a, b status.RejectedOrigin) int { return cmp.Compare(a.Origin, b.Origin) })
+	slices.SortFunc(all, func(a, b statuspage.RejectedOrigin) int { return cmp.Compare(a.Origin, b.Origin) })
 	return slices.Compact(all)
 }
 
@@ -247,14 +247,14 @@ func cut[T any](list []T, omitted int) ([]T, int) {
 	return list[:maxListed], omitted + len(list) - maxListed
 }
 
-func (c *Controller) clusterStatus(t totals) []status.MirrorCluster {
-	var all []status.MirrorCluster
+func (c *Controller) clusterStatus(t totals) []statuspage.MirrorCluster {
+	var all []statuspage.MirrorCluster
 	for _, src := range c.sources {
 		name := src.Cluster
-		i := slices.IndexFunc(all, func(cs status.MirrorCluster) bool { return cs.Name == name })
+		i := slices.IndexFunc(all, func(cs statuspage.MirrorCluster) bool { return cs.Name == name })
 		if i < 0 {
 			of := t.clusters[name]
-			cs := status.MirrorCluster{Name: name, Local: true, Services: of.services, Endpoints: of.endpoints, Refused: of.refused, Withdrawn: of.withdrawn, Drained: of.drained, Bounds: of.bounds, Waiting: of.waiting}
+			cs := statuspage.MirrorCluster{Name: name, Local: true, Services: of.services, Endpoints: of.endpoints, Refused: of.refused, Withdrawn: of.withdrawn, Drained: of.drained, Bounds: of.bounds, Waiting: of.waiting}
 			if r := c.remote(name); r != nil {
 				cs.Local, cs.Prefix, cs.PodSubnetsMap = false, r.Prefix, r.PodSubnetsMap.String()
 			}
@@ -267,8 +267,8 @@ func (c *Controller) clusterStatus(t totals) []status.MirrorCluster {
 	return all
 }
 
-func watchStatus(w feeds.Health, kind string) status.Watch {
-	s := status.Watch{Kind: kind, Synced: w.Synced(), Stale: w.Stale()}
+func watchStatus(w feeds.Health, kind string) statuspage.Watch {
+	s := statuspage.Watch{Kind: kind, Synced: w.Synced(), Stale: w.Stale()}
 	if last := w.LastContact(); !last.IsZero() {
 		s.LastContact = &last
 	}
@@ -279,11 +279,11 @@ func watchStatus(w feeds.Health, kind string) status.Watch {
 }
 
 // multiCluster returns the status of imports; nil: disabled.
-func (c *Controller) multiCluster() *status.MultiCluster {
+func (c *Controller) multiCluster() *statuspage.MultiCluster {
 	if c.multi == nil {
 		return nil
 	}
-	st := &status.MultiCluster{Imports: []status.Import{}}
+	st := &statuspage.MultiCluster{Imports: []statuspage.Import{}}
 	switch err := c.multi.detect.Err(); {
 	case err != nil && c.cfg.MultiClusterRequired:
 		st.Error = err.Error()
@@ -307,20 +307,20 @@ func (c *Controller) multiCluster() *status.MultiCluster {
 			st.Imports = append(st.Imports, c.importStatus(k))
 		}
 	}
-	slices.SortFunc(st.Imports, func(a, b status.Import) int {
+	slices.SortFunc(st.Imports, func(a, b statuspage.Import) int {
 		return cmp.Or(boolCompare(a.InOrder(), b.InOrder()), cmp.Compare(a.Name, b.Name))
 	})
 	return st
 }
 
 // importStatus returns the status of one import. Callers hold mu.
-func (c *Controller) importStatus(k origin.Key) status.Import {
+func (c *Controller) importStatus(k origin.Key) statuspage.Import {
 	l := c.state.local
 	w, own := Service{Absent: true}, l.imports.Get(k.String())
 	if of := c.survey.services[k.String()]; of != nil {
 		w = *of.want
 	}
-	i := status.Import{Name: k.String(), Conflicts: w.Conflicts, Missing: !l.usable(k.Namespace)}
+	i := statuspage.Import{Name: k.String(), Conflicts: w.Conflicts, Missing: !l.usable(k.Namespace)}
 	i.Held, _ = c.state.holdImport(own, &w)
 	for _, id := range c.state.order {
 		if id.Kind != published.Exported {

@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
@@ -164,7 +164,7 @@ func TestRetainedSlicesLoseTheirOtherPorts(t *testing.T) {
 		if n := count(f.gcp, "patch endpointslices") - before; n < 5 || n > 8 {
 			t.Errorf("%d patches in a minute, want one each ten seconds", n)
 		}
-		i.listed(t, globalName, func(s status.Service) bool { return len(s.Overridden) == 1 && !s.Overridden[0].Returned })
+		i.listed(t, globalName, func(s statuspage.Service) bool { return len(s.Overridden) == 1 && !s.Overridden[0].Returned })
 	})
 }
 

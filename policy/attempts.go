@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 const (
@@ -67,8 +67,8 @@ func (a *attempt) open(now time.Time) bool {
 	return a.stored || a.undone > 1 && now.Sub(a.at) < a.pause(false)+lasting
 }
 
-func (a *attempt) override(name string) status.Override {
-	o := status.Override{Object: "network set " + name, Since: a.since}
+func (a *attempt) override(name string) statuspage.Override {
+	o := statuspage.Override{Object: "network set " + name, Since: a.since}
 	if a.stored {
 		o.Returned, o.Fields, o.Next = true, []string{"metadata.labels or spec.nets"}, a.at.Add(storedPause)
 	} else {
@@ -166,17 +166,17 @@ func (a *attempts) right(name string) {
 }
 
 // overridden returns the overridden objects by cluster, sorted.
-func (a *attempts) overridden() map[string][]status.Override {
+func (a *attempts) overridden() map[string][]statuspage.Override {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	all := map[string][]status.Override{}
+	all := map[string][]statuspage.Override{}
 	for name, last := range a.last {
 		if last.open(time.Now()) {
 			all[last.set.Cluster] = append(all[last.set.Cluster], last.override(name))
 		}
 	}
 	for _, objects := range all {
-		slices.SortFunc(objects, func(a, b status.Override) int { return cmp.Compare(a.Object, b.Object) })
+		slices.SortFunc(objects, func(a, b statuspage.Override) int { return cmp.Compare(a.Object, b.Object) })
 	}
 	return all
 }

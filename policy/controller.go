@@ -16,7 +16,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/pace"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // Config describes a Controller. FullResyncPeriod and ShardSize may be zero.
@@ -73,14 +73,14 @@ type Controller struct {
 	mu     sync.Mutex
 	writer *keep.Writer[Identity] // nil: not leading
 	since  map[string]time.Time   // when objects of clusters that aren't configured were first observed
-	pools  status.PoolFaults      // as last read
+	pools  statuspage.PoolFaults  // as last read
 }
 
 // New returns a controller. It makes no request.
 func New(cfg Config) *Controller {
 	c := &Controller{
 		Config: cfg, owned: newOwned(), attempts: newAttempts(cfg.Logger), changed: reconcile.NewTrigger(),
-		remotes: map[string]*remote{}, since: map[string]time.Time{}, pools: status.PoolFaults{Unknown: "not read since start"},
+		remotes: map[string]*remote{}, since: map[string]time.Time{}, pools: statuspage.PoolFaults{Unknown: "not read since start"},
 	}
 	c.pacer = pace.New(pace.Config[Identity]{Cluster: cfg.Pace, Ready: func(id Identity) { c.enqueue(id) }})
 	c.ledger = keep.NewLedger(keep.LedgerConfig[Observed]{Meta: metaOf, Notify: c.changed.Fire})

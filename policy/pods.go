@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // podIndex has the pods of a remote by set. It isn't safe for concurrent use.
@@ -112,7 +112,7 @@ func (x *podIndex) addresses(id Identity) []netip.Addr {
 const maxExamples = 10
 
 // skip counts a pod, and keeps the first ones by namespace and name as examples.
-func skip(s *status.SkippedPods, p *Pod) {
+func skip(s *statuspage.SkippedPods, p *Pod) {
 	s.Pods++
 	at, found := slices.BinarySearchFunc(s.Examples, p, func(example string, p *Pod) int {
 		namespace, name, _ := strings.Cut(example, "/")

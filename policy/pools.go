@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 const (
@@ -46,7 +46,7 @@ func (c *Controller) poolLoop() *reconcile.Loop {
 // checkPools leaves pools unknown where it has no permission, which is no error.
 func (c *Controller) checkPools(ctx context.Context) error {
 	found, err := c.Calico.Pools(ctx)
-	faults := status.PoolFaults{Faults: map[string][]string{}}
+	faults := statuspage.PoolFaults{Faults: map[string][]string{}}
 	if err != nil {
 		faults.Unknown = err.Error()
 	} else {

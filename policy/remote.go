@@ -11,7 +11,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 const (
@@ -146,8 +146,8 @@ func (r *remote) report(ctx context.Context, stale bool) {
 
 // skipped returns the pods that are in no set, or not with all of their addresses, for a reason.
 // Those for which there is no room are known to the leader only. Callers hold mu.
-func (r *remote) skipped(reason Reason) *status.SkippedPods {
-	s := &status.SkippedPods{}
+func (r *remote) skipped(reason Reason) *statuspage.SkippedPods {
+	s := &statuspage.SkippedPods{}
 	for p := range r.pods.skipped[reason] {
 		skip(s, p)
 	}

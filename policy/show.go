@@ -9,17 +9,17 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 )
 
 // StatusCommand is "semaphore-policy status".
-func StatusCommand() report.Command[status.Policy] {
-	return report.Command[status.Policy]{Program: "semaphore-policy", Address: ":8081", Show: showReport}
+func StatusCommand() report.Command[statuspage.Policy] {
+	return report.Command[statuspage.Policy]{Program: "semaphore-policy", Address: ":8081", Show: showReport}
 }
 
 // showReport shows remotes, their sets and skipped pods.
-func showReport(p *report.Page, rep *status.Policy) {
+func showReport(p *report.Page, rep *statuspage.Policy) {
 	p.Line("semaphore-policy %s", rep.Version)
 	p.Line("cluster %s, Calico's API %s", rep.Cluster, rep.CalicoAPI)
 	p.Replica(rep.Leading, rep.Leader, "failures", rep.ElectionError)
@@ -34,7 +34,7 @@ func showReport(p *report.Page, rep *status.Policy) {
 	p.Failures(rep.NotServed)
 	p.Watch("network sets", rep.Sets.Synced, rep.Sets.LastContact, rep.Sets.Error)
 	tokens.Show(p, rep.Credentials, func(remote string) bool {
-		return slices.ContainsFunc(rep.Remotes, func(r status.PolicyRemote) bool { return r.Name == remote && r.API.Error != "" })
+		return slices.ContainsFunc(rep.Remotes, func(r statuspage.PolicyRemote) bool { return r.Name == remote && r.API.Error != "" })
 	})
 	if rep.Pools.Unknown != "" {
 		p.Line("Calico's IP pools for remote subnets: unknown: %s", rep.Pools.Unknown)
@@ -72,7 +72,7 @@ func showReport(p *report.Page, rep *status.Policy) {
 	}
 }
 
-func showRemote(p *report.Page, t *report.Table, r *status.PolicyRemote) {
+func showRemote(p *report.Page, t *report.Table, r *statuspage.PolicyRemote) {
 	addresses, skipped := 0, 0
 	for _, s := range r.Sets {
 		addresses += s.Addresses

@@ -7,24 +7,24 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/reporttest"
 )
 
 // wellReport is a report in which nothing is wrong.
-func wellReport() status.Policy {
+func wellReport() statuspage.Policy {
 	now := reporttest.Now
-	api := status.Connection{Synced: true, LastContact: &now}
-	return status.Policy{
+	api := statuspage.Connection{Synced: true, LastContact: &now}
+	return statuspage.Policy{
 		Version: "v1.2.3", Cluster: "aws", Leading: true, Leader: "policy-0",
 		CalicoAPI: "projectcalico.org/v3", Sets: api, Unconfigured: map[string]int{"old": 3},
-		Remotes: []status.PolicyRemote{{
+		Remotes: []statuspage.PolicyRemote{{
 			Name: "gcp", API: api, Pods: 4, Pending: 1,
-			Sets: []status.NetworkSet{
+			Sets: []statuspage.NetworkSet{
 				{Object: "gcp-sys-log-forwarder", Namespace: "sys-log", Name: "forwarder", Addresses: 2},
 				{Object: "gcp-shop-web", Namespace: "shop", Name: "web", Addresses: 1},
 			},
-			Skipped: map[string]*status.SkippedPods{string(ReasonFinished): {Pods: 1, Examples: []string{"shop/job-1"}}},
+			Skipped: map[string]*statuspage.SkippedPods{string(ReasonFinished): {Pods: 1, Examples: []string{"shop/job-1"}}},
 		}},
 	}
 }
@@ -93,21 +93,21 @@ func TestStatusOfARemoteThatIsNotHeard(t *testing.T) {
 func TestStatusSaysWhatIsWrong(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		spoil func(*status.Policy)
+		spoil func(*statuspage.Policy)
 		want  []string // what is wrong, a line each
 		shown string   // something in a table
 	}{
 		{
 			"no leader",
-			func(rep *status.Policy) { rep.Leading, rep.Leader, rep.ElectionError = false, "", "forbidden" },
+			func(rep *statuspage.Policy) { rep.Leading, rep.Leader, rep.ElectionError = false, "", "forbidden" },
 			[]string{"no replica writes, as far as this one knows", "election: forbidden"}, "",
 		},
 		{
 			"Calico is not there, and neither is a remote",
-			func(rep *status.Policy) {
+			func(rep *statuspage.Policy) {
 				rep.CalicoAPI = ""
-				rep.Sets = status.Connection{Error: "Calico is not installed"}
-				rep.Remotes[0].API, rep.Remotes[0].Stale = status.Connection{}, true
+				rep.Sets = statuspage.Connection{Error: "Calico is not installed"}
+				rep.Remotes[0].API, rep.Remotes[0].Stale = statuspage.Connection{}, true
 			},
 			[]string{
 				"network sets: Calico is not installed", "remote gcp: pods: not synced since start",
@@ -117,22 +117,22 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			"pods that are skipped for a reason",
-			func(rep *status.Policy) {
-				rep.Remotes[0].Skipped[string(ReasonOutside)] = &status.SkippedPods{Pods: 2, Examples: []string{"a/b\x1b[2J", "c/d"}}
+			func(rep *statuspage.Policy) {
+				rep.Remotes[0].Skipped[string(ReasonOutside)] = &statuspage.SkippedPods{Pods: 2, Examples: []string{"a/b\x1b[2J", "c/d"}}
 			},
 			[]string{"remote gcp: 2 pods are skipped: outside_pod_subnets"},
 			`gcp     2             outside_pod_subnets  a/b\x1b[2J, c/d`,
 		},
 		{
 			"IP pools that let packets out",
-			func(rep *status.Policy) {
+			func(rep *statuspage.Policy) {
 				rep.Pools.Faults = map[string][]string{"gcp": {"the IP pool x lacks disableBGPExport: true"}}
 			},
 			[]string{"remote gcp: the IP pool x lacks disableBGPExport: true"}, "",
 		},
 		{
 			"sets that can't be written",
-			func(rep *status.Policy) {
+			func(rep *statuspage.Policy) {
 				rep.Remotes[0].Failing = map[string]string{"gcp-shop-web": "forbidden"}
 			},
 			[]string{"remote gcp: sets can't be written: gcp-shop-web"},

@@ -10,11 +10,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
-func apiStatus[T any](f *kube.Feed[T]) status.Connection {
-	st := status.Connection{Synced: f.Synced()}
+func apiStatus[T any](f *kube.Feed[T]) statuspage.Connection {
+	st := statuspage.Connection{Synced: f.Synced()}
 	if last := f.LastContact(); !last.IsZero() {
 		st.LastContact = &last
 	}
@@ -25,8 +25,8 @@ func apiStatus[T any](f *kube.Feed[T]) status.Connection {
 }
 
 // Status returns the controller's status.
-func (c *Controller) Status() status.Policy {
-	st := status.Policy{CalicoAPI: c.Calico.API(), Sets: apiStatus(c.sets), Remotes: []status.PolicyRemote{}}
+func (c *Controller) Status() statuspage.Policy {
+	st := statuspage.Policy{CalicoAPI: c.Calico.API(), Sets: apiStatus(c.sets), Remotes: []statuspage.PolicyRemote{}}
 	c.mu.Lock()
 	writer := c.writer
 	st.Pools = c.pools
@@ -60,11 +60,11 @@ func (c *Controller) Status() status.Policy {
 	return st
 }
 
-func (r *remote) status() status.PolicyRemote {
+func (r *remote) status() statuspage.PolicyRemote {
 	r.mu.Lock()
-	st := status.PolicyRemote{
+	st := statuspage.PolicyRemote{
 		Name: r.Rules.Cluster, API: apiStatus(r.feed), Stale: r.stale, Pods: r.pods.count,
-		Sets: []status.NetworkSet{}, Skipped: map[string]*status.SkippedPods{}, PodSubnetsMap: r.Rules.Map.String(),
+		Sets: []statuspage.NetworkSet{}, Skipped: map[string]*statuspage.SkippedPods{}, PodSubnetsMap: r.Rules.Map.String(),
 	}
 	for _, reason := range append([]Reason{ReasonFinished, ReasonNoAddress}, abnormal...) {
 		if s := r.skipped(reason); s.Pods > 0 {
@@ -74,14 +74,14 @@ func (r *remote) status() status.PolicyRemote {
 	r.mu.Unlock()
 	for name, id := range r.c.owned.all(func(cluster string) bool { return cluster == r.Rules.Cluster }) {
 		if o := r.c.ledger.Get(name); o != nil {
-			set := status.NetworkSet{Object: name, Namespace: id.Namespace, Name: id.Name, Addresses: len(o.Addrs)}
+			set := statuspage.NetworkSet{Object: name, Namespace: id.Namespace, Name: id.Name, Addresses: len(o.Addrs)}
 			if taken, is := collision(name, id, r.c.ledger.Get); is {
 				set.NameTaken = taken.Message
 			}
 			st.Sets = append(st.Sets, set)
 		}
 	}
-	slices.SortFunc(st.Sets, func(a, b status.NetworkSet) int { return cmp.Compare(a.Object, b.Object) })
+	slices.SortFunc(st.Sets, func(a, b statuspage.NetworkSet) int { return cmp.Compare(a.Object, b.Object) })
 	return st
 }
 

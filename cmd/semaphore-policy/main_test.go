@@ -7,7 +7,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/manager"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/docstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/reporttest"
@@ -35,7 +35,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 }
 
 func TestStatusOfAProgramThatHasNotRun(t *testing.T) {
-	got := reporttest.Run(t, policy.StatusCommand(), deadProgram(t).Status().(status.Policy))
+	got := reporttest.Run(t, policy.StatusCommand(), deadProgram(t).Status().(statuspage.Policy))
 	wrong, _ := got.Wrong()
 	if got.Code != 1 || !slices.Contains(wrong, "no replica writes, as far as this one knows") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)

@@ -17,7 +17,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/manager"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 
@@ -77,7 +77,7 @@ func prepare(cfg config.Mirror, log *slog.Logger) (*manager.Manager, error) {
 		s := controller.Status()
 		s.Version, s.Cluster, s.NotServed, s.Credentials = process.Build(), cfg.ClusterName, m.Servers.Failing(), m.CredentialChecks.Report()
 		if m.Replica.Elected() {
-			s.Election = &status.Election{Leader: m.Replica.Leader()}
+			s.Election = &statuspage.Election{Leader: m.Replica.Leader()}
 			if err := m.Replica.Err(); err != nil {
 				s.Election.Error = err.Error()
 			}

@@ -18,7 +18,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // Scope is where a fault is: in a cluster, at one of its nodes, towards a remote, and one of
@@ -243,7 +243,7 @@ func open(f *Facts, wrong scopes) []Open {
 		}
 	}
 	for c, a := range f.agents() {
-		if t := a.Value.Translation; a.Value.Standby == nil && t != nil && t.State == status.FilterUnknown {
+		if t := a.Value.Translation; a.Value.Standby == nil && t != nil && t.State == statuspage.FilterUnknown {
 			add(Scope{Cluster: c.Name, Node: a.Pod.Node}, func() Open {
 				return Open{fmt.Sprintf("%s: whether %s translates addresses of its pods", c.Name, a.Pod.Node), cmp.Or(t.Error, "not read yet"), a.Source}
 			})

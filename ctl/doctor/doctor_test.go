@@ -14,32 +14,32 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/ctl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/inspecttest"
 )
 
 // patient is a survey to which tests add faults.
 type patient struct{ aws, gcp *inspect.Cluster }
 
-func (p *patient) agent(node int) *status.Agent { return p.aws.Agents[node].Value }
+func (p *patient) agent(node int) *statuspage.Agent { return p.aws.Agents[node].Value }
 
-func (p *patient) remote(node int) *status.Remote { return &p.agent(node).Remotes[0] }
+func (p *patient) remote(node int) *statuspage.Remote { return &p.agent(node).Remotes[0] }
 
 // path is the path from a node of aws to a node of gcp, back the reverse one.
-func (p *patient) path(node, peer int) *status.Peer { return &p.remote(node).Peers[peer] }
+func (p *patient) path(node, peer int) *statuspage.Peer { return &p.remote(node).Peers[peer] }
 
-func (p *patient) back(node, peer int) *status.Peer {
+func (p *patient) back(node, peer int) *statuspage.Peer {
 	return &p.gcp.Agents[peer].Value.Remotes[0].Peers[node]
 }
 
-func down(p *status.Peer, sign string, rx int64) {
+func down(p *statuspage.Peer, sign string, rx int64) {
 	p.Path.State, p.Path.Sign, p.RxBytes, p.Health = "down", sign, rx, "down"
 }
 
 func (p *patient) install(program string, ready int32) {
 	p.aws.Workloads.Value = append(p.aws.Workloads.Value, inspect.Workload{Kind: "Deployment", Name: program, Wanted: 2, Ready: ready})
 	if program == inspect.ServiceMirror && ready > 0 {
-		p.aws.Mirrors = []inspect.Reported[status.Mirror]{{Fact: inspect.Fact[*status.Mirror]{Value: &status.Mirror{Leading: true}}}}
+		p.aws.Mirrors = []inspect.Reported[statuspage.Mirror]{{Fact: inspect.Fact[*statuspage.Mirror]{Value: &statuspage.Mirror{Leading: true}}}}
 	}
 }
 
@@ -123,7 +123,7 @@ func TestRenamedNode(t *testing.T) {
 		former.Ready, former.Annotations["aws.wireguard.semaphore.uw.io/pubKey"] = "False", now.Annotations["aws.wireguard.semaphore.uw.io/pubKey"]
 		c.change(former, now)
 		r := &clusters[0].Agents[0].Value.Remotes[0]
-		r.Peers, r.Rejected = r.Peers[:1], []status.Rejection{{Node: "gcp-2", Reason: "duplicate_key", Detail: `public key k is already that of node "gcp-1"`}}
+		r.Peers, r.Rejected = r.Peers[:1], []statuspage.Rejection{{Node: "gcp-2", Reason: "duplicate_key", Detail: `public key k is already that of node "gcp-1"`}}
 		remedy := ""
 		rejected(&Facts{Clusters: clusters}, "duplicate_key", func(f Finding) {
 			for _, rule := range nodeRules() {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // Facts is the input of the rules.
@@ -48,7 +48,7 @@ type site struct {
 	// all are the cluster's nodes. If they can't be read, they are those that agents of other
 	// clusters have as peers.
 	all    []inspect.Node
-	acting map[string]*status.Agent
+	acting map[string]*statuspage.Agent
 	status map[string]string // commands that show the agents' reports
 	nodes  map[string]*inspect.Node
 	number map[string]int // of nodes
@@ -105,7 +105,7 @@ func (f *Facts) nodes(c *inspect.Cluster) []inspect.Node {
 // status is the command that shows the report of a node's agent.
 func (f *Facts) status(c *inspect.Cluster, node string) string { return f.site(c).status[node] }
 
-func statusOf(a *inspect.Reported[status.Agent]) string {
+func statusOf(a *inspect.Reported[statuspage.Agent]) string {
 	return strings.TrimSuffix(a.Source, " -o json")
 }
 
@@ -123,20 +123,20 @@ func reports[R any](f *Facts, of func(*inspect.Cluster) []inspect.Reported[R]) i
 	}
 }
 
-func (f *Facts) agents() iter.Seq2[*inspect.Cluster, *inspect.Reported[status.Agent]] {
-	return reports(f, func(c *inspect.Cluster) []inspect.Reported[status.Agent] { return c.Agents })
+func (f *Facts) agents() iter.Seq2[*inspect.Cluster, *inspect.Reported[statuspage.Agent]] {
+	return reports(f, func(c *inspect.Cluster) []inspect.Reported[statuspage.Agent] { return c.Agents })
 }
 
-func (f *Facts) mirrors() iter.Seq2[*inspect.Cluster, *inspect.Reported[status.Mirror]] {
-	return reports(f, func(c *inspect.Cluster) []inspect.Reported[status.Mirror] { return c.Mirrors })
+func (f *Facts) mirrors() iter.Seq2[*inspect.Cluster, *inspect.Reported[statuspage.Mirror]] {
+	return reports(f, func(c *inspect.Cluster) []inspect.Reported[statuspage.Mirror] { return c.Mirrors })
 }
 
-func (f *Facts) policies() iter.Seq2[*inspect.Cluster, *inspect.Reported[status.Policy]] {
-	return reports(f, func(c *inspect.Cluster) []inspect.Reported[status.Policy] { return c.Policies })
+func (f *Facts) policies() iter.Seq2[*inspect.Cluster, *inspect.Reported[statuspage.Policy]] {
+	return reports(f, func(c *inspect.Cluster) []inspect.Reported[statuspage.Policy] { return c.Policies })
 }
 
-func (f *Facts) relays() iter.Seq2[*inspect.Cluster, *inspect.Reported[status.Relay]] {
-	return reports(f, func(c *inspect.Cluster) []inspect.Reported[status.Relay] { return c.Relays })
+func (f *Facts) relays() iter.Seq2[*inspect.Cluster, *inspect.Reported[statuspage.Relay]] {
+	return reports(f, func(c *inspect.Cluster) []inspect.Reported[statuspage.Relay] { return c.Relays })
 }
 
 // Pair is the path from a node to a node of another cluster.
@@ -147,9 +147,9 @@ type Pair struct {
 	first    bool          // it is the first pair of its source node
 	// agent is that of the source node; nil: no report. remote and peer are its view of the
 	// other cluster and node.
-	agent  *status.Agent
-	remote *status.Remote
-	peer   *status.Peer
+	agent  *statuspage.Agent
+	remote *statuspage.Remote
+	peer   *statuspage.Peer
 	source string // of these
 	turn   int    // index of the reverse pair
 }
@@ -193,7 +193,7 @@ func (f *Facts) makePairs() {
 			for i := range sources {
 				name := sources[i].Name
 				p := Pair{from: from, to: to, agent: f.site(from).acting[name], source: f.status(from, name)}
-				peers := map[string]*status.Peer{}
+				peers := map[string]*statuspage.Peer{}
 				if p.agent != nil {
 					p.remote = p.agent.Remote(to.Name)
 				}
@@ -286,8 +286,8 @@ func annotationName(cluster, what string) string {
 type view struct {
 	Scope
 	cluster *inspect.Cluster
-	agent   *status.Agent
-	remote  *status.Remote
+	agent   *statuspage.Agent
+	remote  *statuspage.Remote
 	source  string
 	// failing are the failures of the agent that concern this remote, inTheWay the failure
 	// caused by a foreign route.
@@ -391,7 +391,7 @@ func (f *Facts) connections() iter.Seq[connection] {
 // credentialCheck is the result of a program's request with the credentials on disk.
 type credentialCheck struct {
 	Scope
-	status.CredentialCheck
+	statuspage.CredentialCheck
 	cluster         *inspect.Cluster
 	program, source string
 }

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/inspecttest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/texttest"
 )
@@ -96,7 +96,7 @@ func ofNode(c *inspect.Cluster, node *inspect.Node, what string) error {
 	}
 	if what == "rollout" {
 		next := inspecttest.Pair(2)[0].Agents[0]
-		next.Value.Standby = &status.Standby{Holder: "the agent before"}
+		next.Value.Standby = &statuspage.Standby{Holder: "the agent before"}
 		c.Agents = append(c.Agents, next)
 		return nil
 	}
@@ -149,14 +149,14 @@ func (p *patient) ofCluster(c *inspect.Cluster, what string) error {
 	default:
 		if name, is := strings.CutPrefix(what, "mirror."); is {
 			if c.Mirrors == nil {
-				c.Mirrors = []inspect.Reported[status.Mirror]{{Fact: inspect.Fact[*status.Mirror]{Value: &status.Mirror{Leading: true}}}}
+				c.Mirrors = []inspect.Reported[statuspage.Mirror]{{Fact: inspect.Fact[*statuspage.Mirror]{Value: &statuspage.Mirror{Leading: true}}}}
 			}
 			return set(reflect.ValueOf(c.Mirrors[0].Value), name)
 		}
 		if name, is := strings.CutPrefix(what, "policy."); is {
 			if c.Policies == nil {
-				report := &status.Policy{Leading: true, Remotes: []status.PolicyRemote{{Name: "gcp"}}}
-				c.Policies = []inspect.Reported[status.Policy]{{Fact: inspect.Fact[*status.Policy]{Value: report}}}
+				report := &statuspage.Policy{Leading: true, Remotes: []statuspage.PolicyRemote{{Name: "gcp"}}}
+				c.Policies = []inspect.Reported[statuspage.Policy]{{Fact: inspect.Fact[*statuspage.Policy]{Value: report}}}
 			}
 			return set(reflect.ValueOf(c.Policies[0].Value), name)
 		}

@@ -12,14 +12,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/inspecttest"
 )
 
 // TestClusterHidesNoOther checks that nothing that a hostile cluster reports explains faults
 // of another cluster alone, or between others, or hides what is unknown about them.
 func TestClusterHidesNoOther(t *testing.T) {
-	claim := func(node string, remotes ...status.Remote) func(gcp *inspect.Cluster) {
+	claim := func(node string, remotes ...statuspage.Remote) func(gcp *inspect.Cluster) {
 		return func(gcp *inspect.Cluster) {
 			for i := range gcp.Agents {
 				gcp.Agents[i].Value.Node = node
@@ -27,15 +27,15 @@ func TestClusterHidesNoOther(t *testing.T) {
 			}
 		}
 	}
-	refused := func(name string) status.Remote { return status.Remote{Name: name, Refused: "x"} }
+	refused := func(name string) statuspage.Remote { return statuspage.Remote{Name: name, Refused: "x"} }
 	for name, lie := range map[string]func(gcp *inspect.Cluster){
 		"nothing":                    func(*inspect.Cluster) {},
 		"a remote is refused":        claim("gcp-1", refused("aws")),
 		"an agent of no node":        claim("", refused("aws")),
 		"an agent of others' node":   claim("aws-1", refused("aws"), refused("gcp")),
 		"remotes without a name":     claim("", refused(""), refused(anyNode)),
-		"an API server that is down": claim("", status.Remote{Name: "aws", API: status.Connection{Error: "connection refused"}}, status.Remote{Name: "merit", API: status.Connection{Error: "Unauthorized"}}),
-		"rejected nodes": claim("", status.Remote{Name: "aws", Rejected: []status.Rejection{
+		"an API server that is down": claim("", statuspage.Remote{Name: "aws", API: statuspage.Connection{Error: "connection refused"}}, statuspage.Remote{Name: "merit", API: statuspage.Connection{Error: "Unauthorized"}}),
+		"rejected nodes": claim("", statuspage.Remote{Name: "aws", Rejected: []statuspage.Rejection{
 			{Node: "aws-1", Reason: "duplicate_key"}, {Node: "", Reason: "pod_cidr"}, {Node: anyNode, Reason: "x"},
 		}}),
 		"a false date": func(gcp *inspect.Cluster) { gcp.Clock.Value = -10 * time.Minute },
@@ -47,7 +47,7 @@ func TestClusterHidesNoOther(t *testing.T) {
 		"more unknowns than are printed": func(gcp *inspect.Cluster) {
 			for i := range 10 * maxOpen {
 				pod := inspect.Pod{Name: fmt.Sprint("agent-", i), Node: fmt.Sprint("n", i)}
-				gcp.Agents = append(gcp.Agents, inspect.Reported[status.Agent]{Pod: pod, Fact: inspect.Fact[*status.Agent]{Err: "no"}})
+				gcp.Agents = append(gcp.Agents, inspect.Reported[statuspage.Agent]{Pod: pod, Fact: inspect.Fact[*statuspage.Agent]{Err: "no"}})
 			}
 		},
 	} {
@@ -117,7 +117,7 @@ func TestWorkIsBounded(t *testing.T) {
 	if testing.Short() {
 		n = 2_000
 	}
-	report := func(change func(a *status.Agent)) []*inspect.Cluster {
+	report := func(change func(a *statuspage.Agent)) []*inspect.Cluster {
 		clusters := inspecttest.Pair(1)
 		change(clusters[1].Agents[0].Value)
 		return clusters
@@ -133,11 +133,11 @@ func TestWorkIsBounded(t *testing.T) {
 			}
 			pod := inspect.Pod{Name: "agent-" + node.Name, Node: node.Name, Program: inspect.WireGuard}
 			gcp.Nodes.Value, gcp.Pods.Value = append(gcp.Nodes.Value, node), append(gcp.Pods.Value, pod)
-			gcp.Agents = append(gcp.Agents, inspect.Reported[status.Agent]{Pod: pod, Fact: inspect.Fact[*status.Agent]{Err: "no"}})
+			gcp.Agents = append(gcp.Agents, inspect.Reported[statuspage.Agent]{Pod: pod, Fact: inspect.Fact[*statuspage.Agent]{Err: "no"}})
 		}
 		return clusters
 	}
-	pools := report(func(a *status.Agent) {
+	pools := report(func(a *statuspage.Agent) {
 		for i := range n {
 			a.Remotes[0].PodSubnets = append(a.Remotes[0].PodSubnets, fmt.Sprintf("10.%d.%d.0/24", i/256, i%256))
 		}
@@ -147,19 +147,19 @@ func TestWorkIsBounded(t *testing.T) {
 	}
 	for name, clusters := range map[string][]*inspect.Cluster{
 		"nodes without agents": nodes(4000),
-		"rejections": report(func(a *status.Agent) {
+		"rejections": report(func(a *statuspage.Agent) {
 			for i := range n {
-				a.Remotes[0].Rejected = append(a.Remotes[0].Rejected, status.Rejection{Node: fmt.Sprint("n", i), Reason: "duplicate_key"})
+				a.Remotes[0].Rejected = append(a.Remotes[0].Rejected, statuspage.Rejection{Node: fmt.Sprint("n", i), Reason: "duplicate_key"})
 			}
 		}),
-		"remotes": report(func(a *status.Agent) {
+		"remotes": report(func(a *statuspage.Agent) {
 			for i := range n {
-				a.Remotes = append(a.Remotes, status.Remote{Name: fmt.Sprint("r", i), Refused: "x"})
+				a.Remotes = append(a.Remotes, statuspage.Remote{Name: fmt.Sprint("r", i), Refused: "x"})
 			}
 		}),
-		"remotes and failures": report(func(a *status.Agent) {
+		"remotes and failures": report(func(a *statuspage.Agent) {
 			for i := range n {
-				a.Remotes = append(a.Remotes, status.Remote{Name: fmt.Sprint("r", i)})
+				a.Remotes = append(a.Remotes, statuspage.Remote{Name: fmt.Sprint("r", i)})
 				a.Failing[fmt.Sprint("device r", i)] = "x"
 			}
 		}),
@@ -226,7 +226,7 @@ func TestOtherRemotes(t *testing.T) {
 	clusters := inspecttest.Pair(1)
 	a := clusters[0].Agents[0].Value
 	for _, name := range []string{"merit", "titan"} {
-		a.Remotes = append(a.Remotes, status.Remote{Name: name, API: status.Connection{Error: "Unauthorized"}})
+		a.Remotes = append(a.Remotes, statuspage.Remote{Name: name, API: statuspage.Connection{Error: "Unauthorized"}})
 	}
 	a.Remotes[0].API.Error = "Unauthorized"
 	var got []string

@@ -9,7 +9,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // importRules are about the Multi-Cluster Services API. They are silent where nothing is
@@ -20,7 +20,7 @@ func importRules() []Rule {
 			ID: "imports-not-served", Local: true, After: []string{"own-api-failing"},
 			Remedy: "run semaphorectl join, which installs the CRDs and the rights, or see docs/multi-cluster-services.md; to do without the API in this cluster, semaphorectl join --mcs=false",
 			Find: func(f *Facts, found func(Finding)) {
-				f.eachImporting(func(c *inspect.Cluster, report *status.MultiCluster, source string) {
+				f.eachImporting(func(c *inspect.Cluster, report *statuspage.MultiCluster, source string) {
 					if why := cmp.Or(report.Error, report.Off); why != "" {
 						found(Finding{Scope{Cluster: c.Name}, "nothing is imported into " + c.Name, []Evidence{{why, source}}})
 					}
@@ -45,7 +45,7 @@ func importRules() []Rule {
 			ID:     "export-conflict",
 			Remedy: "give the Services of this name the same ports, type and affinity in all clusters that export it; until then each of them has an import of its own, and the others have that of the first export",
 			Find: func(f *Facts, found func(Finding)) {
-				f.eachImport(func(c *inspect.Cluster, i *status.Import, source string) {
+				f.eachImport(func(c *inspect.Cluster, i *statuspage.Import, source string) {
 					for _, conflict := range i.Conflicts {
 						found(Finding{Scope{Cluster: c.Name, Remote: remoteOf(c, conflict.Cluster)}, "the exports of " + i.Name + " differ", []Evidence{{conflict.Cluster + ": " + conflict.What, source}}})
 					}
@@ -56,7 +56,7 @@ func importRules() []Rule {
 			ID: "import-held", After: connecting(),
 			Remedy: "connect the mirror with that cluster again, or remove the cluster with semaphorectl leave",
 			Find: func(f *Facts, found func(Finding)) {
-				f.eachImport(func(c *inspect.Cluster, i *status.Import, source string) {
+				f.eachImport(func(c *inspect.Cluster, i *statuspage.Import, source string) {
 					if i.Held != "" {
 						found(Finding{Scope{Cluster: c.Name}, "the import " + i.Name + " of " + c.Name + " waits", []Evidence{{i.Held, source}}})
 					}
@@ -100,7 +100,7 @@ const callsItself = "the cluster calls itself"
 
 // eachImporting iterates over the clusters whose mirror reports about imports, if any cluster
 // exports something.
-func (f *Facts) eachImporting(do func(c *inspect.Cluster, report *status.MultiCluster, source string)) {
+func (f *Facts) eachImporting(do func(c *inspect.Cluster, report *statuspage.MultiCluster, source string)) {
 	if len(inspect.SharedImports(f.Clusters)) == 0 {
 		return
 	}
@@ -111,8 +111,8 @@ func (f *Facts) eachImporting(do func(c *inspect.Cluster, report *status.MultiCl
 	}
 }
 
-func (f *Facts) eachImport(do func(c *inspect.Cluster, i *status.Import, source string)) {
-	f.eachImporting(func(c *inspect.Cluster, report *status.MultiCluster, source string) {
+func (f *Facts) eachImport(do func(c *inspect.Cluster, i *statuspage.Import, source string)) {
+	f.eachImporting(func(c *inspect.Cluster, report *statuspage.MultiCluster, source string) {
 		for i := range report.Imports {
 			do(c, &report.Imports[i], source)
 		}
@@ -121,7 +121,7 @@ func (f *Facts) eachImport(do func(c *inspect.Cluster, i *status.Import, source 
 
 // importFaults finds exports that aren't imported, for some reasons.
 func (f *Facts) importFaults(found func(Finding), what string, is func(why string) bool) {
-	f.eachImport(func(c *inspect.Cluster, i *status.Import, source string) {
+	f.eachImport(func(c *inspect.Cluster, i *statuspage.Import, source string) {
 		for _, of := range slices.Sorted(maps.Keys(i.Faults)) {
 			if why := i.Faults[of]; is(why) {
 				found(Finding{Scope{Cluster: c.Name, Remote: remoteOf(c, of)}, fmt.Sprintf(what, of, c.Name), []Evidence{{i.Name + ": " + why, source}}})

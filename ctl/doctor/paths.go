@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/version"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // lost is the direction in which UDP packets of a pair of nodes are lost, by the reports of
@@ -221,8 +221,8 @@ func (g *generation) compare(o *generation) int {
 }
 
 // pathless reports whether an agent has peers without reporting paths to them.
-func pathless(a *status.Agent) bool {
-	return a.Standby == nil && slices.ContainsFunc(a.Remotes, func(r status.Remote) bool {
-		return slices.ContainsFunc(r.Peers, func(p status.Peer) bool { return p.Node != "" && p.Path == nil })
+func pathless(a *statuspage.Agent) bool {
+	return a.Standby == nil && slices.ContainsFunc(a.Remotes, func(r statuspage.Remote) bool {
+		return slices.ContainsFunc(r.Peers, func(p statuspage.Peer) bool { return p.Node != "" && p.Path == nil })
 	})
 }

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // relayRules distinguish a relay that is gone, a remote that is silent, and an agent that is
@@ -50,7 +50,7 @@ func relayRules() []Rule {
 }
 
 // relayed iterates over the active agents that read the objects of semaphore-relay.
-func (f *Facts) relayed(do func(c *inspect.Cluster, a *inspect.Reported[status.Agent])) {
+func (f *Facts) relayed(do func(c *inspect.Cluster, a *inspect.Reported[statuspage.Agent])) {
 	for c, a := range f.agents() {
 		if a.Value.Standby == nil && a.Value.RemotesFrom == inspect.RemotesFromRelay {
 			do(c, a)
@@ -60,7 +60,7 @@ func (f *Facts) relayed(do func(c *inspect.Cluster, a *inspect.Reported[status.A
 
 // relayMissing looks for agents that read the objects of a relay that isn't installed.
 func relayMissing(f *Facts, found func(Finding)) {
-	f.relayed(func(c *inspect.Cluster, a *inspect.Reported[status.Agent]) {
+	f.relayed(func(c *inspect.Cluster, a *inspect.Reported[statuspage.Agent]) {
 		if _, installed := c.Workload(inspect.Relay); !installed && c.Workloads.Known() {
 			found(Finding{Scope{Cluster: c.Name}, "semaphore-relay isn't installed in " + c.Name + ", and agents read its objects", []Evidence{
 				{a.Pod.Node + " has " + inspect.RemotesFrom + "=" + inspect.RemotesFromRelay, statusOf(a)}, {"there is no Deployment semaphore-relay", c.Workloads.Source},
@@ -72,7 +72,7 @@ func relayMissing(f *Facts, found func(Finding)) {
 // relaySilent looks for clusters with which semaphore-relay has no contact according to its
 // Leases: its own, if it is gone, or a remote.
 func relaySilent(f *Facts, found func(Finding)) {
-	f.relayed(func(c *inspect.Cluster, a *inspect.Reported[status.Agent]) {
+	f.relayed(func(c *inspect.Cluster, a *inspect.Reported[statuspage.Agent]) {
 		say := func(of string, scope Scope) bool {
 			contact, known := a.Value.Relay[of]
 			if !known || !contact.Late {
@@ -97,7 +97,7 @@ func relaySilent(f *Facts, found func(Finding)) {
 
 // agentBehind looks for agents that haven't read what semaphore-relay has stored.
 func agentBehind(f *Facts, found func(Finding)) {
-	f.relayed(func(c *inspect.Cluster, a *inspect.Reported[status.Agent]) {
+	f.relayed(func(c *inspect.Cluster, a *inspect.Reported[statuspage.Agent]) {
 		var evidence []Evidence
 		for _, of := range c.Behind(a.Value) {
 			evidence = append(evidence, Evidence{

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/inspecttest"
 )
 
@@ -13,22 +13,22 @@ import (
 func TestRelay(t *testing.T) {
 	for name, c := range map[string]struct {
 		ready  int32
-		change func(*status.Relay)
+		change func(*statuspage.Relay)
 		want   []string
 	}{
 		"well":            {2, nil, nil},
 		"not running":     {0, nil, []string{"relay-not-running"}},
 		"a pod not ready": {1, nil, []string{"relay-not-ready"}},
-		"a remote is silent": {2, func(r *status.Relay) {
+		"a remote is silent": {2, func(r *statuspage.Relay) {
 			r.Clusters[1].API.Error = "dial tcp 192.0.2.1:6443: connect: connection refused"
 		}, []string{"api-away"}},
-		"a write is refused": {2, func(r *status.Relay) {
+		"a write is refused": {2, func(r *statuspage.Relay) {
 			r.Clusters[1].Failing = map[string]string{"gcp.p0": "update gcp.p0: the server is currently unable to handle the request"}
 		}, []string{"relay-objects-not-written"}},
-		"another client reverts an object": {2, func(r *status.Relay) {
-			r.Clusters[0].Overridden = []status.Override{{Object: "aws.p", By: "kubectl-edit"}}
+		"another client reverts an object": {2, func(r *statuspage.Relay) {
+			r.Clusters[0].Overridden = []statuspage.Override{{Object: "aws.p", By: "kubectl-edit"}}
 		}, []string{"relay-objects-not-written"}},
-		"a right is missing": {2, func(r *status.Relay) {
+		"a right is missing": {2, func(r *statuspage.Relay) {
 			r.Clusters[1].Failing = map[string]string{"gcp.p0": `update gcp.p0: wireguardpeers.semaphore.uw.io "gcp.p0" is forbidden: User "x" cannot update resource "wireguardpeers"`}
 		}, []string{"own-api-failing"}},
 	} {
@@ -36,16 +36,16 @@ func TestRelay(t *testing.T) {
 			clusters := inspecttest.Pair(2)
 			p := &patient{clusters[0], clusters[1]}
 			p.install(inspect.Relay, c.ready)
-			api := status.Connection{Synced: true, LastContact: &inspecttest.Now}
-			report := &status.Relay{
+			api := statuspage.Connection{Synced: true, LastContact: &inspecttest.Now}
+			report := &statuspage.Relay{
 				Cluster: "aws", Leading: true, Objects: api,
-				Clusters: []status.RelayCluster{{Name: "aws", Local: true, API: api, Nodes: 2, Shards: 1}, {Name: "gcp", API: api, Nodes: 2, Shards: 1}},
+				Clusters: []statuspage.RelayCluster{{Name: "aws", Local: true, API: api, Nodes: 2, Shards: 1}, {Name: "gcp", API: api, Nodes: 2, Shards: 1}},
 			}
 			if c.change != nil {
 				c.change(report)
 			}
 			if c.ready > 0 {
-				p.aws.Relays = []inspect.Reported[status.Relay]{{Fact: inspect.Fact[*status.Relay]{Value: report}}}
+				p.aws.Relays = []inspect.Reported[statuspage.Relay]{{Fact: inspect.Fact[*statuspage.Relay]{Value: report}}}
 			}
 			var got []string
 			for _, cause := range diagnose(t, clusters, nil, false).Causes {
@@ -83,10 +83,10 @@ func TestAgentsOfARelay(t *testing.T) {
 		"the remote is silent":   {2, late("gcp"), []string{"relay-silent"}, false},
 		"both, and it names one": {2, func(c *inspect.Cluster) { late("aws")(c); late("gcp")(c) }, []string{"relay-silent"}, false},
 		"an agent is behind": {2, func(c *inspect.Cluster) {
-			c.Agents[1].Value.Relay["gcp"] = status.RelayContact{Revision: "99"}
+			c.Agents[1].Value.Relay["gcp"] = statuspage.RelayContact{Revision: "99"}
 		}, []string{"agent-behind"}, false},
 		"an agent has read nothing": {2, func(c *inspect.Cluster) {
-			c.Agents[1].Value.Relay["gcp"] = status.RelayContact{}
+			c.Agents[1].Value.Relay["gcp"] = statuspage.RelayContact{}
 		}, []string{"agent-behind"}, false},
 		"an agent's watch fails": {2, func(c *inspect.Cluster) {
 			c.Agents[1].Value.Remotes[0].API.Error = `wireguardpeers.semaphore.uw.io is forbidden: User "x" cannot list resource "wireguardpeers"`
@@ -95,7 +95,7 @@ func TestAgentsOfARelay(t *testing.T) {
 		"an agent stands by": {2, func(c *inspect.Cluster) {
 			next := c.Agents[1]
 			behind := *next.Value
-			behind.Standby, behind.Relay = &status.Standby{Holder: "the other one"}, map[string]status.RelayContact{"gcp": {Revision: "99"}}
+			behind.Standby, behind.Relay = &statuspage.Standby{Holder: "the other one"}, map[string]statuspage.RelayContact{"gcp": {Revision: "99"}}
 			next.Value = &behind
 			c.Agents = append(c.Agents, next)
 		}, nil, false},
@@ -109,21 +109,21 @@ func TestAgentsOfARelay(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			clusters := inspecttest.Pair(2)
 			p := &patient{clusters[0], clusters[1]}
-			api := status.Connection{Synced: true, LastContact: &inspecttest.Now}
+			api := statuspage.Connection{Synced: true, LastContact: &inspecttest.Now}
 			if c.ready >= 0 {
 				p.install(inspect.Relay, c.ready)
 			}
 			if c.ready > 0 {
-				p.aws.Relays = []inspect.Reported[status.Relay]{{Fact: inspect.Fact[*status.Relay]{Value: &status.Relay{
+				p.aws.Relays = []inspect.Reported[statuspage.Relay]{{Fact: inspect.Fact[*statuspage.Relay]{Value: &statuspage.Relay{
 					Cluster: "aws", Leading: true, Objects: api,
-					Clusters: []status.RelayCluster{{Name: "aws", Local: true, API: api, Nodes: 2, Shards: 1}, {Name: "gcp", API: api, Nodes: 2, Shards: 1}},
+					Clusters: []statuspage.RelayCluster{{Name: "aws", Local: true, API: api, Nodes: 2, Shards: 1}, {Name: "gcp", API: api, Nodes: 2, Shards: 1}},
 				}}}}
 			}
 			p.aws.Stored.Value = map[string]string{"aws": "12", "gcp": "100"}
 			for i := range p.aws.Agents {
 				a := p.aws.Agents[i].Value
 				a.RemotesFrom = inspect.RemotesFromRelay
-				a.Relay = map[string]status.RelayContact{"aws": {Renewed: &inspecttest.Now, Revision: "12"}, "gcp": {Renewed: &inspecttest.Now, Revision: "100"}}
+				a.Relay = map[string]statuspage.RelayContact{"aws": {Renewed: &inspecttest.Now, Revision: "12"}, "gcp": {Renewed: &inspecttest.Now, Revision: "100"}}
 			}
 			if c.change != nil {
 				c.change(p.aws)

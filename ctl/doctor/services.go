@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // settled is the age from which on a change should have reached other clusters.
@@ -114,7 +114,7 @@ func mirrorsBehind(f *Facts, found func(Finding)) {
 // hasRemote reports whether a cluster's service mirror, or its settings, have a remote.
 func (f *Facts) hasRemote(c *inspect.Cluster, name string) bool {
 	for i := range c.Mirrors {
-		if m := &c.Mirrors[i]; m.Known() && slices.ContainsFunc(m.Value.Clusters, func(of status.MirrorCluster) bool { return of.Name == name }) {
+		if m := &c.Mirrors[i]; m.Known() && slices.ContainsFunc(m.Value.Clusters, func(of statuspage.MirrorCluster) bool { return of.Name == name }) {
 			return true
 		}
 	}

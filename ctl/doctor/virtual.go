@@ -9,7 +9,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // subnets are the virtual subnets of a cluster's pods.
@@ -163,7 +163,7 @@ func virtualDiffers(f *Facts, found func(Finding)) {
 // unlike returns what an agent of another cluster has that doesn't go with the cluster's map:
 // pod subnets, or a map of its own. It may accept parts of the virtual subnets only. Empty: all
 // agrees.
-func (s *subnets) unlike(r *status.Remote) string {
+func (s *subnets) unlike(r *statuspage.Remote) string {
 	accepted, err := inspect.Prefixes(strings.Join(r.PodSubnets, ","))
 	if err != nil {
 		return ""
@@ -194,7 +194,7 @@ func translationRule() Rule {
 		Find: func(f *Facts, found func(Finding)) {
 			for c, a := range f.agents() {
 				t, scope := a.Value.Translation, Scope{Cluster: c.Name, Node: a.Pod.Node}
-				if a.Value.Standby != nil || t == nil || t.State != status.FilterNotEnforced {
+				if a.Value.Standby != nil || t == nil || t.State != statuspage.FilterNotEnforced {
 					continue
 				}
 				found(Finding{scope, a.Pod.Node + " doesn't translate addresses of its pods", []Evidence{{cmp.Or(t.Error, "its agent reports that the rules aren't installed"), statusOf(a)}}})

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/inspecttest"
 )
 
@@ -24,7 +24,7 @@ func twins() (aws, gcp *inspect.Cluster) {
 			node.Map = c.Settings.Value[inspect.PodSubnetsMap]
 			node.Annotations[inspect.AnnotationGroup+"/podCIDRs"] = own + []string{".1.0/24", ".2.0/24"}[n]
 			agent := c.Agents[n].Value
-			agent.Pods = &status.Pods{Known: true, Prefixes: []string{node.Pods[0].String()}}
+			agent.Pods = &statuspage.Pods{Known: true, Prefixes: []string{node.Pods[0].String()}}
 			agent.Remotes[0].PodSubnets, agent.Remotes[0].PodSubnetsMap = []string{remote}, "10.0.0.0/16="+remote
 		}
 	}
@@ -81,14 +81,14 @@ func TestVirtualSubnets(t *testing.T) {
 		"settings that can't be read": {func(_, gcp *inspect.Cluster) { gcp.Settings.Value = nil }, "well\n"},
 		"a remote has another subnet, and rejects nodes": {func(aws, _ *inspect.Cluster) {
 			remote := &aws.Agents[0].Value.Remotes[0]
-			remote.PodSubnets, remote.Rejected = []string{"100.99.0.0/16"}, []status.Rejection{{Node: "gcp-1", Reason: "pod_cidr", Detail: "100.78.1.0/24"}}
+			remote.PodSubnets, remote.Rejected = []string{"100.99.0.0/16"}, []statuspage.Rejection{{Node: "gcp-1", Reason: "pod_cidr", Detail: "100.78.1.0/24"}}
 		}, "virtual-subnets-differ: aws/aws-1 to gcp: aws-1 doesn't know pods of gcp by their virtual subnets\n  it accepts 100.99.0.0/16, and gcp maps 10.0.0.0/16=100.78.0.0/16\n"},
 		"a node doesn't translate": {func(aws, _ *inspect.Cluster) {
-			aws.Agents[0].Value.Translation = &status.Translation{Filter: status.Filter{State: status.FilterNotEnforced, Error: "the kernel has no nf_tables"}}
+			aws.Agents[0].Value.Translation = &statuspage.Translation{Filter: statuspage.Filter{State: statuspage.FilterNotEnforced, Error: "the kernel has no nf_tables"}}
 			down(&aws.Agents[0].Value.Remotes[0].Peers[0], "no_answer", 0)
 		}, "not-translated: aws/aws-1: aws-1 doesn't translate addresses of its pods\n  the kernel has no nf_tables\n"},
 		"whether a node translates isn't known": {func(aws, _ *inspect.Cluster) {
-			aws.Agents[0].Value.Translation = &status.Translation{Filter: status.Filter{State: status.FilterUnknown, Error: "netlink"}}
+			aws.Agents[0].Value.Translation = &statuspage.Translation{Filter: statuspage.Filter{State: statuspage.FilterUnknown, Error: "netlink"}}
 		}, "unknown\n  aws: whether aws-1 translates addresses of its pods: netlink\n"},
 		"a part of it is enough": {func(aws, _ *inspect.Cluster) {
 			aws.Agents[0].Value.Remotes[0].PodSubnets = []string{"100.78.0.0/18", "10.9.0.0/16"}

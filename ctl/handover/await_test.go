@@ -16,7 +16,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // TestOutdated compares what programs report of their credentials with what was handed over.
@@ -27,23 +27,23 @@ func TestOutdated(t *testing.T) {
 	issued := map[[2]string]time.Time{{"gcp", "mirror"}: now}
 	for name, c := range map[string]struct {
 		remote string
-		check  status.CredentialCheck
+		check  statuspage.CredentialCheck
 		want   string // empty: the token is as it should be
 	}{
-		"the new one":              {"gcp", status.CredentialCheck{Issued: &now}, ""},
-		"a renewed one":            {"gcp", status.CredentialCheck{Issued: &later}, ""},
-		"one that never expires":   {"gcp", status.CredentialCheck{}, ""},
-		"the one before, accepted": {"gcp", status.CredentialCheck{Issued: &before}, "hasn't read the new token for gcp yet"},
-		"the one before, refused":  {"gcp", status.CredentialCheck{Issued: &before, Error: "get nodes: Unauthorized"}, "a request to gcp with the credentials on disk: get nodes: Unauthorized"},
-		"the new one, refused":     {"gcp", status.CredentialCheck{Issued: &now, Error: "get nodes: Unauthorized"}, "Unauthorized"},
-		"no file":                  {"gcp", status.CredentialCheck{Error: "open /etc/semaphore/remotes/gcp.token: no such file or directory"}, "no such file"},
-		"no answer":                {"gcp", status.CredentialCheck{Issued: &now, Error: "dial tcp: i/o timeout"}, ""},
-		"another one's, old":       {"merit", status.CredentialCheck{Issued: &before}, ""},
-		"another one's, refused":   {"merit", status.CredentialCheck{Issued: &before, Error: "Unauthorized"}, "a request to merit with the credentials on disk: Unauthorized"},
-		"one that isn't joined":    {"oracle", status.CredentialCheck{Error: "Unauthorized"}, ""},
+		"the new one":              {"gcp", statuspage.CredentialCheck{Issued: &now}, ""},
+		"a renewed one":            {"gcp", statuspage.CredentialCheck{Issued: &later}, ""},
+		"one that never expires":   {"gcp", statuspage.CredentialCheck{}, ""},
+		"the one before, accepted": {"gcp", statuspage.CredentialCheck{Issued: &before}, "hasn't read the new token for gcp yet"},
+		"the one before, refused":  {"gcp", statuspage.CredentialCheck{Issued: &before, Error: "get nodes: Unauthorized"}, "a request to gcp with the credentials on disk: get nodes: Unauthorized"},
+		"the new one, refused":     {"gcp", statuspage.CredentialCheck{Issued: &now, Error: "get nodes: Unauthorized"}, "Unauthorized"},
+		"no file":                  {"gcp", statuspage.CredentialCheck{Error: "open /etc/semaphore/remotes/gcp.token: no such file or directory"}, "no such file"},
+		"no answer":                {"gcp", statuspage.CredentialCheck{Issued: &now, Error: "dial tcp: i/o timeout"}, ""},
+		"another one's, old":       {"merit", statuspage.CredentialCheck{Issued: &before}, ""},
+		"another one's, refused":   {"merit", statuspage.CredentialCheck{Issued: &before, Error: "Unauthorized"}, "a request to merit with the credentials on disk: Unauthorized"},
+		"one that isn't joined":    {"oracle", statuspage.CredentialCheck{Error: "Unauthorized"}, ""},
 	} {
-		report := &status.Mirror{Credentials: map[string]status.CredentialCheck{c.remote: c.check}}
-		cluster := &inspect.Cluster{Name: "aws", Context: "prod", Mirrors: []inspect.Reported[status.Mirror]{{Fact: inspect.Fact[*status.Mirror]{Value: report}}}}
+		report := &statuspage.Mirror{Credentials: map[string]statuspage.CredentialCheck{c.remote: c.check}}
+		cluster := &inspect.Cluster{Name: "aws", Context: "prod", Mirrors: []inspect.Reported[statuspage.Mirror]{{Fact: inspect.Fact[*statuspage.Mirror]{Value: report}}}}
 		err := outdated(cluster, handed, issued)
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "aws: semaphore-service-mirror") ||
 			!strings.HasSuffix(err.Error(), "kubectl --context prod -n sys-semaphore rollout restart deployment/semaphore-service-mirror")) {
@@ -73,11 +73,11 @@ func TestAwait(t *testing.T) {
 		}}}
 	})
 	answer(pods+"/mirror-1:8080/proxy/status", func() any {
-		check := status.CredentialCheck{Issued: &issued}
+		check := statuspage.CredentialCheck{Issued: &issued}
 		if asked.Add(1) == 1 {
 			check.Error = "get services: Unauthorized"
 		}
-		return status.Mirror{Credentials: map[string]status.CredentialCheck{"gcp": check}}
+		return statuspage.Mirror{Credentials: map[string]statuspage.CredentialCheck{"gcp": check}}
 	})
 	server := httptest.NewServer(mux)
 	defer server.Close()

@@ -14,7 +14,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // maxReport bounds a report, in bytes; that of an agent with 10,000 peers has 5 MB.
@@ -39,13 +39,13 @@ func (t *collector) ask(ctx context.Context) {
 	for i := range t.Pods.Value {
 		switch pod := t.Pods.Value[i]; pod.Program {
 		case agents.name:
-			t.Agents = append(t.Agents, Reported[status.Agent]{Pod: pod})
+			t.Agents = append(t.Agents, Reported[statuspage.Agent]{Pod: pod})
 		case mirror.name:
-			t.Mirrors = append(t.Mirrors, Reported[status.Mirror]{Pod: pod})
+			t.Mirrors = append(t.Mirrors, Reported[statuspage.Mirror]{Pod: pod})
 		case policy.name:
-			t.Policies = append(t.Policies, Reported[status.Policy]{Pod: pod})
+			t.Policies = append(t.Policies, Reported[statuspage.Policy]{Pod: pod})
 		case relay.name:
-			t.Relays = append(t.Relays, Reported[status.Relay]{Pod: pod})
+			t.Relays = append(t.Relays, Reported[statuspage.Relay]{Pod: pod})
 		}
 	}
 	for i := range t.Agents {

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // Report is what the reports of all programs have in common.
@@ -15,20 +15,20 @@ type Report struct {
 	Program string
 	// Source is the command that shows the report, Err the error of reading it.
 	Source, Err string
-	Credentials map[string]status.CredentialCheck // by cluster
+	Credentials map[string]statuspage.CredentialCheck // by cluster
 }
 
 // Reports returns the reports of all programs of the cluster.
 func (c *Cluster) Reports() []Report {
 	return slices.Concat(
-		reports(WireGuard, c.Agents, func(a *status.Agent) map[string]status.CredentialCheck { return a.Credentials }),
-		reports(ServiceMirror, c.Mirrors, func(m *status.Mirror) map[string]status.CredentialCheck { return m.Credentials }),
-		reports(NetworkPolicy, c.Policies, func(p *status.Policy) map[string]status.CredentialCheck { return p.Credentials }),
-		reports(Relay, c.Relays, func(r *status.Relay) map[string]status.CredentialCheck { return r.Credentials }),
+		reports(WireGuard, c.Agents, func(a *statuspage.Agent) map[string]statuspage.CredentialCheck { return a.Credentials }),
+		reports(ServiceMirror, c.Mirrors, func(m *statuspage.Mirror) map[string]statuspage.CredentialCheck { return m.Credentials }),
+		reports(NetworkPolicy, c.Policies, func(p *statuspage.Policy) map[string]statuspage.CredentialCheck { return p.Credentials }),
+		reports(Relay, c.Relays, func(r *statuspage.Relay) map[string]statuspage.CredentialCheck { return r.Credentials }),
 	)
 }
 
-func reports[R any](program string, of []Reported[R], credentials func(*R) map[string]status.CredentialCheck) []Report {
+func reports[R any](program string, of []Reported[R], credentials func(*R) map[string]statuspage.CredentialCheck) []Report {
 	all := make([]Report, len(of))
 	for i := range of {
 		all[i] = Report{Pod: of[i].Pod, Program: program, Source: of[i].Source, Err: of[i].Err}
@@ -42,7 +42,7 @@ func reports[R any](program string, of []Reported[R], credentials func(*R) map[s
 // CredentialCheck is the result of a program's request to a cluster, its own or a remote, with the
 // credentials on disk.
 type CredentialCheck struct {
-	status.CredentialCheck
+	statuspage.CredentialCheck
 	Program, Remote string
 	Node            string // of an agent
 	Source          string // shows the program's report
@@ -66,6 +66,6 @@ func (c *Cluster) CredentialChecks() iter.Seq[CredentialCheck] {
 }
 
 // Overdue reports whether a token should have been renewed, by the cluster's clock.
-func (c *Cluster) Overdue(t *status.CredentialCheck) bool {
+func (c *Cluster) Overdue(t *statuspage.CredentialCheck) bool {
 	return c.Clock.Known() && t.Overdue(c.Taken.Add(c.Clock.Value))
 }

@@ -11,12 +11,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // ImportReport returns the report of a cluster's leading service mirror about imports, and the
 // command that shows it; nil: there is none.
-func (c *Cluster) ImportReport() (report *status.MultiCluster, source string) {
+func (c *Cluster) ImportReport() (report *statuspage.MultiCluster, source string) {
 	for i := range c.Mirrors {
 		if m := &c.Mirrors[i]; m.Known() && m.Value.Leading {
 			return m.Value.MultiCluster, m.Source
@@ -26,7 +26,7 @@ func (c *Cluster) ImportReport() (report *status.MultiCluster, source string) {
 }
 
 // same is what clusters must agree on. The order of ports is that of each cluster's own export.
-func same(i *status.Import) string {
+func same(i *statuspage.Import) string {
 	ports := slices.Sorted(slices.Values(i.Ports))
 	return fmt.Sprintf("%s, ports %s, exported by %s", cmp.Or(i.Type, "no import"), cmp.Or(strings.Join(ports, " and "), "none"), cmp.Or(strings.Join(i.Exports, ", "), "none"))
 }
@@ -45,7 +45,7 @@ type SharedImport struct {
 
 // ImportView is an import as some clusters agree on it.
 type ImportView struct {
-	status.Import
+	statuspage.Import
 	Clusters []string
 }
 

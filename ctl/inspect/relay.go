@@ -15,7 +15,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 )
 
@@ -54,7 +54,7 @@ func older(a, b string) bool {
 
 // Behind returns the clusters of which an agent that reads the objects of semaphore-relay hasn't
 // read what is stored.
-func (c *Cluster) Behind(agent *status.Agent) []string {
+func (c *Cluster) Behind(agent *statuspage.Agent) []string {
 	if agent.RemotesFrom != RemotesFromRelay {
 		return nil
 	}
@@ -66,7 +66,7 @@ func (c *Cluster) Behind(agent *status.Agent) []string {
 // askBehind asks agents that haven't read what was stored when it was listed again, after
 // FollowTime.
 func (t *collector) askBehind(ctx context.Context, listed time.Time) {
-	var behind []*Reported[status.Agent]
+	var behind []*Reported[statuspage.Agent]
 	for i := range t.Agents {
 		if a := &t.Agents[i]; a.Known() && len(t.Behind(a.Value)) > 0 {
 			behind = append(behind, a)

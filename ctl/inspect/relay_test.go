@@ -16,7 +16,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 )
 
@@ -56,9 +56,9 @@ func TestBehind(t *testing.T) {
 		"direct reading":      {"api", nil, stored, nil},
 		"a remote that isn't": {RemotesFromRelay, map[string]string{"aws": "12", "merit": ""}, stored, nil},
 	} {
-		agent := &status.Agent{RemotesFrom: c.from, Relay: map[string]status.RelayContact{}}
+		agent := &statuspage.Agent{RemotesFrom: c.from, Relay: map[string]statuspage.RelayContact{}}
 		for of, revision := range c.read {
-			agent.Relay[of] = status.RelayContact{Revision: revision}
+			agent.Relay[of] = statuspage.RelayContact{Revision: revision}
 		}
 		if got := (&Cluster{Stored: Fact[map[string]string]{Value: c.stored}}).Behind(agent); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)

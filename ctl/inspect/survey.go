@@ -15,7 +15,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/coredns"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // Fact is a value that was read, or the error.
@@ -57,10 +57,10 @@ type Cluster struct {
 	// Settings is the ConfigMap of our programs; nil: there is none.
 	Settings Fact[map[string]string]
 
-	Agents   []Reported[status.Agent]
-	Mirrors  []Reported[status.Mirror]
-	Policies []Reported[status.Policy]
-	Relays   []Reported[status.Relay]
+	Agents   []Reported[statuspage.Agent]
+	Mirrors  []Reported[statuspage.Mirror]
+	Policies []Reported[statuspage.Policy]
+	Relays   []Reported[statuspage.Relay]
 	// Stored is what semaphore-relay had stored before the agents reported: by cluster, the newest
 	// resource version of its objects.
 	Stored Fact[map[string]string]
@@ -107,8 +107,8 @@ type Reported[R any] struct {
 
 // Acting returns the reports of active agents, by their pods' nodes. Of two agents on a node
 // the one on standby is dropped.
-func (c *Cluster) Acting() map[string]*status.Agent {
-	acting := map[string]*status.Agent{}
+func (c *Cluster) Acting() map[string]*statuspage.Agent {
+	acting := map[string]*statuspage.Agent{}
 	for i := range c.Agents {
 		if a := &c.Agents[i]; a.Known() && (acting[a.Pod.Node] == nil || a.Value.Standby == nil) {
 			acting[a.Pod.Node] = a.Value

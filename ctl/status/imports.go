@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // Import is an import of the Multi-Cluster Services API as some clusters agree on it. If
@@ -60,7 +60,7 @@ func (v *View) imports(clusters []*inspect.Cluster) {
 }
 
 // importFaults describes the conflicts and faults of an import.
-func importFaults(i *status.Import) []string {
+func importFaults(i *statuspage.Import) []string {
 	var all []string
 	for _, conflict := range i.Conflicts {
 		all = append(all, "conflict with "+conflict.Cluster+": "+conflict.What)

@@ -8,52 +8,52 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/inspecttest"
 )
 
 // importing lets the mirror of a cluster report about imports.
-func importing(c *inspect.Cluster, imports ...status.Import) {
-	c.Mirrors = []inspect.Reported[status.Mirror]{{Fact: inspect.Fact[*status.Mirror]{Value: &status.Mirror{
-		Leading: true, MultiCluster: &status.MultiCluster{Imports: imports},
+func importing(c *inspect.Cluster, imports ...statuspage.Import) {
+	c.Mirrors = []inspect.Reported[statuspage.Mirror]{{Fact: inspect.Fact[*statuspage.Mirror]{Value: &statuspage.Mirror{
+		Leading: true, MultiCluster: &statuspage.MultiCluster{Imports: imports},
 	}}}}
 }
 
 // TestImports shows the imports of all clusters in one table, and which clusters disagree.
 func TestImports(t *testing.T) {
-	web := status.Import{Name: "shop/web", Type: "ClusterSetIP", IPs: []string{"10.102.0.1"}, Ports: []string{"http 80/TCP"}, Exports: []string{"gcp", "aws"}, Endpoints: map[string]int{"gcp": 2}}
+	web := statuspage.Import{Name: "shop/web", Type: "ClusterSetIP", IPs: []string{"10.102.0.1"}, Ports: []string{"http 80/TCP"}, Exports: []string{"gcp", "aws"}, Endpoints: map[string]int{"gcp": 2}}
 	inGCP := web
 	inGCP.IPs = []string{"10.104.0.1"} // Each cluster has its own addresses.
-	missing := status.Import{Name: "shop/web", Missing: true}
+	missing := statuspage.Import{Name: "shop/web", Missing: true}
 	headless := web
 	headless.Type = "Headless"
 	conflict := web
-	conflict.Conflicts = append(conflict.Conflicts, status.Conflict{Cluster: "aws", What: "port http is 8080"})
+	conflict.Conflicts = append(conflict.Conflicts, statuspage.Conflict{Cluster: "aws", What: "port http is 8080"})
 	own := web
 	own.Exports, own.Endpoints, own.Refused = []string{"aws"}, nil, []string{"gcp"}
-	refused := status.Import{Name: "shop/web", Refused: []string{"gcp"}}
-	faulty := status.Import{Name: "shop/db", Faults: map[string]string{"aws": "no Service"}}
+	refused := statuspage.Import{Name: "shop/web", Refused: []string{"gcp"}}
+	faulty := statuspage.Import{Name: "shop/db", Faults: map[string]string{"aws": "no Service"}}
 	for name, c := range map[string]struct {
-		aws, gcp []status.Import
+		aws, gcp []statuspage.Import
 		rows     []string
 		wrong    []string
 	}{
 		"nothing is exported": {},
-		"clusters agree": {[]status.Import{web}, []status.Import{inGCP},
+		"clusters agree": {[]statuspage.Import{web}, []statuspage.Import{inGCP},
 			[]string{"shop/web ClusterSetIP http 80/TCP gcp (2), aws (0) aws, gcp - - -"}, nil},
-		"a cluster lacks the namespace": {[]status.Import{web}, []status.Import{missing},
+		"a cluster lacks the namespace": {[]statuspage.Import{web}, []statuspage.Import{missing},
 			[]string{"shop/web ClusterSetIP http 80/TCP gcp (2), aws (0) aws gcp - -"}, nil},
-		"a cluster refuses the exports of another one": {[]status.Import{own}, []status.Import{inGCP},
+		"a cluster refuses the exports of another one": {[]statuspage.Import{own}, []statuspage.Import{inGCP},
 			[]string{"shop/web ClusterSetIP http 80/TCP aws (0) aws - aws (gcp) -", "shop/web ClusterSetIP http 80/TCP gcp (2), aws (0) gcp - aws (gcp) -"}, nil},
-		"a cluster refuses all exports": {[]status.Import{refused}, []status.Import{inGCP},
+		"a cluster refuses all exports": {[]statuspage.Import{refused}, []statuspage.Import{inGCP},
 			[]string{"shop/web ClusterSetIP http 80/TCP gcp (2), aws (0) gcp - aws (gcp) -"}, nil},
-		"clusters disagree": {[]status.Import{web}, []status.Import{headless},
+		"clusters disagree": {[]statuspage.Import{web}, []statuspage.Import{headless},
 			[]string{"shop/web ClusterSetIP http 80/TCP gcp (2), aws (0) aws - - -", "shop/web Headless http 80/TCP gcp (2), aws (0) gcp - - -"},
 			[]string{"import shop/web differs between clusters: aws: ClusterSetIP, ports http 80/TCP, exported by gcp, aws; gcp: Headless, ports http 80/TCP, exported by gcp, aws"}},
-		"a conflict": {[]status.Import{conflict}, []status.Import{conflict},
+		"a conflict": {[]statuspage.Import{conflict}, []statuspage.Import{conflict},
 			[]string{"shop/web ClusterSetIP http 80/TCP gcp (2), aws (0) aws, gcp - - conflict with aws: port http is 8080"},
 			[]string{"aws, gcp: import shop/web: conflict with aws: port http is 8080"}},
-		"an export without a Service": {[]status.Import{faulty}, nil,
+		"an export without a Service": {[]statuspage.Import{faulty}, nil,
 			[]string{"shop/db - - - aws - - the export of aws: no Service"}, []string{"aws: import shop/db: the export of aws: no Service"}},
 	} {
 		clusters := inspecttest.Pair(2)

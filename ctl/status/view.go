@@ -13,7 +13,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // View is the view of several clusters.
@@ -254,7 +254,7 @@ func (v *View) mesh(from, to *inspect.Cluster) Mesh {
 	backends, agents := map[string]bool{}, from.Acting()
 	var down, small, unknown []string
 	for _, row := range m.Rows {
-		var remote *status.Remote
+		var remote *statuspage.Remote
 		why := ""
 		if agent := agents[row]; agent == nil {
 			why = "no agent answers on " + row
@@ -318,17 +318,17 @@ func (v *View) mesh(from, to *inspect.Cluster) Mesh {
 
 // peers is an agent's report about the nodes of a remote, by node.
 type peers struct {
-	remote   *status.Remote
-	peers    map[string]*status.Peer
-	rejected map[string]*status.Rejection
+	remote   *statuspage.Remote
+	peers    map[string]*statuspage.Peer
+	rejected map[string]*statuspage.Rejection
 }
 
 // index indexes an agent's report about a remote; nil without one.
-func index(remote *status.Remote) *peers {
+func index(remote *statuspage.Remote) *peers {
 	if remote == nil {
 		return nil
 	}
-	known := &peers{remote, map[string]*status.Peer{}, map[string]*status.Rejection{}}
+	known := &peers{remote, map[string]*statuspage.Peer{}, map[string]*statuspage.Rejection{}}
 	for i := range remote.Peers {
 		if p := &remote.Peers[i]; known.peers[p.Node] == nil {
 			known.peers[p.Node] = p
@@ -415,7 +415,7 @@ func (v *View) mirrors(c *inspect.Cluster) {
 			v.unknown(c.Name, "%s: %s: %s", c.Name, what, err)
 		}
 	}
-	led(v, c, inspect.ServiceMirror, c.Mirrors, func(m *status.Mirror) bool { return m.Leading })
+	led(v, c, inspect.ServiceMirror, c.Mirrors, func(m *statuspage.Mirror) bool { return m.Leading })
 	for i := range c.Mirrors {
 		m := &c.Mirrors[i]
 		if !m.Known() || !m.Value.Leading {
@@ -459,7 +459,7 @@ func (v *View) mirrors(c *inspect.Cluster) {
 }
 
 func (v *View) sets(c *inspect.Cluster) {
-	led(v, c, inspect.NetworkPolicy, c.Policies, func(p *status.Policy) bool { return p.Leading })
+	led(v, c, inspect.NetworkPolicy, c.Policies, func(p *statuspage.Policy) bool { return p.Leading })
 	for i := range c.Policies {
 		p := &c.Policies[i]
 		if !p.Known() || !p.Value.Leading {
@@ -524,7 +524,7 @@ func (v *View) credentials(c *inspect.Cluster) {
 }
 
 // relayed counts an agent that reads the objects of semaphore-relay.
-func (v *View) relayed(c *inspect.Cluster, shown *Cluster, a *inspect.Reported[status.Agent]) {
+func (v *View) relayed(c *inspect.Cluster, shown *Cluster, a *inspect.Reported[statuspage.Agent]) {
 	if a.Value.RemotesFrom != inspect.RemotesFromRelay || a.Value.Standby != nil {
 		return
 	}
@@ -542,7 +542,7 @@ func (v *View) relayed(c *inspect.Cluster, shown *Cluster, a *inspect.Reported[s
 }
 
 func (v *View) relays(c *inspect.Cluster) {
-	led(v, c, inspect.Relay, c.Relays, func(r *status.Relay) bool { return r.Leading })
+	led(v, c, inspect.Relay, c.Relays, func(r *statuspage.Relay) bool { return r.Leading })
 	for i := range c.Relays {
 		r := &c.Relays[i]
 		if !r.Known() || !r.Value.Leading {

@@ -17,14 +17,14 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/inspecttest"
 )
 
 var now = inspecttest.Now
 
 func TestView(t *testing.T) {
-	path := func(c *inspect.Cluster) *status.Peer { return &c.Agents[0].Value.Remotes[0].Peers[0] }
+	path := func(c *inspect.Cluster) *statuspage.Peer { return &c.Agents[0].Value.Remotes[0].Peers[0] }
 	for name, tt := range map[string]struct {
 		change         func(aws, gcp *inspect.Cluster)
 		wrong, unknown []string
@@ -49,9 +49,9 @@ func TestView(t *testing.T) {
 		},
 		"the name of a network set is taken": {
 			change: func(aws, _ *inspect.Cluster) {
-				sets := []status.NetworkSet{{Object: "gcp-shop-db-1f2e3d", NameTaken: "the network set of gcp/shop/db is gcp-shop-db-1f2e3d: an object that isn't ours has the name gcp-shop-db"}, {Object: "gcp-shop-web"}}
-				aws.Policies = []inspect.Reported[status.Policy]{{}}
-				aws.Policies[0].Value = &status.Policy{Leading: true, Remotes: []status.PolicyRemote{{Name: "gcp", Sets: sets}}}
+				sets := []statuspage.NetworkSet{{Object: "gcp-shop-db-1f2e3d", NameTaken: "the network set of gcp/shop/db is gcp-shop-db-1f2e3d: an object that isn't ours has the name gcp-shop-db"}, {Object: "gcp-shop-web"}}
+				aws.Policies = []inspect.Reported[statuspage.Policy]{{}}
+				aws.Policies[0].Value = &statuspage.Policy{Leading: true, Remotes: []statuspage.PolicyRemote{{Name: "gcp", Sets: sets}}}
 			},
 			wrong: []string{"aws: the network set of gcp/shop/db is gcp-shop-db-1f2e3d: an object that isn't ours has the name gcp-shop-db"},
 		},
@@ -73,18 +73,18 @@ func TestView(t *testing.T) {
 		},
 		"controllers that don't answer": {
 			change: func(aws, _ *inspect.Cluster) {
-				aws.Mirrors = []inspect.Reported[status.Mirror]{{Pod: inspect.Pod{Name: "mirror-1"}}, {Pod: inspect.Pod{Name: "mirror-2"}}}
-				aws.Mirrors[0].Value, aws.Mirrors[1].Err = &status.Mirror{}, "exec: no"
-				aws.Policies = []inspect.Reported[status.Policy]{{}}
-				aws.Policies[0].Value = &status.Policy{}
+				aws.Mirrors = []inspect.Reported[statuspage.Mirror]{{Pod: inspect.Pod{Name: "mirror-1"}}, {Pod: inspect.Pod{Name: "mirror-2"}}}
+				aws.Mirrors[0].Value, aws.Mirrors[1].Err = &statuspage.Mirror{}, "exec: no"
+				aws.Policies = []inspect.Reported[statuspage.Policy]{{}}
+				aws.Policies[0].Value = &statuspage.Policy{}
 			},
 			unknown: []string{"aws: no report of the leader of semaphore-service-mirror: mirror-2: exec: no", "aws: no report of the leader of semaphore-policy: no replica leads"},
 		},
 		"clusters that left": {
 			change: func(aws, _ *inspect.Cluster) {
-				aws.Mirrors = []inspect.Reported[status.Mirror]{{}}
-				aws.Mirrors[0].Value = &status.Mirror{
-					Leading: true, Former: []status.FormerCluster{{Name: "merit", Services: 1, Slices: 2}}, Departed: []string{"gcp"},
+				aws.Mirrors = []inspect.Reported[statuspage.Mirror]{{}}
+				aws.Mirrors[0].Value = &statuspage.Mirror{
+					Leading: true, Former: []statuspage.FormerCluster{{Name: "merit", Services: 1, Slices: 2}}, Departed: []string{"gcp"},
 				}
 			},
 			wrong: []string{
@@ -94,9 +94,9 @@ func TestView(t *testing.T) {
 		},
 		"a token that is refused while its watch goes on": {
 			change: func(aws, _ *inspect.Cluster) {
-				refused := map[string]status.CredentialCheck{"gcp": {Error: "get version: Unauthorized"}}
-				aws.Mirrors = []inspect.Reported[status.Mirror]{{}}
-				aws.Mirrors[0].Value = &status.Mirror{Leading: true, Credentials: refused}
+				refused := map[string]statuspage.CredentialCheck{"gcp": {Error: "get version: Unauthorized"}}
+				aws.Mirrors = []inspect.Reported[statuspage.Mirror]{{}}
+				aws.Mirrors[0].Value = &statuspage.Mirror{Leading: true, Credentials: refused}
 				for i := range aws.Agents {
 					aws.Agents[i].Value.Credentials = refused
 				}
@@ -108,41 +108,41 @@ func TestView(t *testing.T) {
 		},
 		"a program that can't read its own API server": {
 			change: func(aws, _ *inspect.Cluster) {
-				aws.Policies = []inspect.Reported[status.Policy]{{}}
-				aws.Policies[0].Value = &status.Policy{Leading: true, Credentials: map[string]status.CredentialCheck{"aws": {Error: "forbidden"}}}
+				aws.Policies = []inspect.Reported[statuspage.Policy]{{}}
+				aws.Policies[0].Value = &statuspage.Policy{Leading: true, Credentials: map[string]statuspage.CredentialCheck{"aws": {Error: "forbidden"}}}
 			},
 			wrong: []string{"aws: semaphore-policy: a request to aws with the credentials on disk: forbidden"},
 		},
 		"a token that isn't renewed": {
 			change: func(aws, _ *inspect.Cluster) {
 				issued, expires := now.Add(-29*24*time.Hour), now.Add(24*time.Hour)
-				aws.Agents[0].Value.Credentials = map[string]status.CredentialCheck{"gcp": {Issued: &issued, Expires: &expires}}
+				aws.Agents[0].Value.Credentials = map[string]statuspage.CredentialCheck{"gcp": {Issued: &issued, Expires: &expires}}
 			},
 			wrong: []string{"aws: semaphore-wireguard on aws-1: the token for gcp on disk expires at 2026-01-03T03:04:05Z and hasn't been renewed"},
 		},
 		"a request that isn't answered": {
 			change: func(aws, _ *inspect.Cluster) {
-				aws.Agents[0].Value.Credentials = map[string]status.CredentialCheck{"gcp": {Waiting: &now}}
+				aws.Agents[0].Value.Credentials = map[string]statuspage.CredentialCheck{"gcp": {Waiting: &now}}
 			},
 			unknown: []string{"aws: semaphore-wireguard on aws-1: a request to gcp with the credentials on disk isn't answered yet"},
 		},
 		"a request beside one that was answered lately": {
 			change: func(aws, _ *inspect.Cluster) {
 				lately := now.Add(-20 * time.Second)
-				aws.Agents[0].Value.Credentials = map[string]status.CredentialCheck{"gcp": {Waiting: &now, Asked: &lately}}
+				aws.Agents[0].Value.Credentials = map[string]statuspage.CredentialCheck{"gcp": {Waiting: &now, Asked: &lately}}
 			},
 		},
 		"a request long after the last one": {
 			change: func(aws, _ *inspect.Cluster) {
 				before := now.Add(-time.Hour)
-				aws.Agents[0].Value.Credentials = map[string]status.CredentialCheck{"gcp": {Waiting: &now, Asked: &before}}
+				aws.Agents[0].Value.Credentials = map[string]statuspage.CredentialCheck{"gcp": {Waiting: &now, Asked: &before}}
 			},
 			unknown: []string{"aws: semaphore-wireguard on aws-1: a request to gcp with the credentials on disk isn't answered yet"},
 		},
 		"the leader answers": {
 			change: func(aws, _ *inspect.Cluster) {
-				aws.Policies = []inspect.Reported[status.Policy]{{}, {}}
-				aws.Policies[0].Err, aws.Policies[1].Value = "exec: no", &status.Policy{Leading: true}
+				aws.Policies = []inspect.Reported[statuspage.Policy]{{}, {}}
+				aws.Policies[0].Err, aws.Policies[1].Value = "exec: no", &statuspage.Policy{Leading: true}
 			},
 		},
 		"an API server that is down": {
@@ -183,7 +183,7 @@ func TestView(t *testing.T) {
 		"a node that is rejected": {
 			change: func(aws, _ *inspect.Cluster) {
 				r := &aws.Agents[0].Value.Remotes[0]
-				r.Peers, r.Rejected = r.Peers[1:], []status.Rejection{{Node: "gcp-1", Reason: "public_key", Detail: "missing"}}
+				r.Peers, r.Rejected = r.Peers[1:], []statuspage.Rejection{{Node: "gcp-1", Reason: "public_key", Detail: "missing"}}
 			},
 			wrong: []string{"aws to gcp: 1 of 4 paths is down: aws-1 to gcp-1"},
 		},
@@ -234,7 +234,7 @@ func TestAgentsOfARelay(t *testing.T) {
 	aws.Stored.Value = map[string]string{"aws": "7", "gcp": "100"}
 	for i, revision := range []string{"100", "101", "99"} {
 		a := aws.Agents[i].Value
-		a.RemotesFrom, a.Relay = inspect.RemotesFromRelay, map[string]status.RelayContact{"aws": {Revision: "7"}, "gcp": {Revision: revision}}
+		a.RemotesFrom, a.Relay = inspect.RemotesFromRelay, map[string]statuspage.RelayContact{"aws": {Revision: "7"}, "gcp": {Revision: revision}}
 	}
 	v := Of(now, clusters)
 	if diff := cmp.Diff(&Relay{Clusters: 2, Agents: 3, Current: 2}, v.Clusters[0].Relay); diff != "" || v.Clusters[1].Relay != nil {
@@ -259,7 +259,9 @@ func TestAgentsOfARelay(t *testing.T) {
 }
 
 func TestVerdict(t *testing.T) {
-	path := func(c *inspect.Cluster, node int) *status.Path { return c.Agents[0].Value.Remotes[0].Peers[node].Path }
+	path := func(c *inspect.Cluster, node int) *statuspage.Path {
+		return c.Agents[0].Value.Remotes[0].Peers[node].Path
+	}
 	for name, tt := range map[string]struct {
 		change      func(aws, gcp *inspect.Cluster)
 		state, line string
@@ -344,8 +346,8 @@ func TestClusterHidesNoOther(t *testing.T) {
 	for i := range maxLines + 50 {
 		gcp.Workloads.Value = append(gcp.Workloads.Value, inspect.Workload{Kind: "DaemonSet", Name: fmt.Sprint("x", i), Wanted: 1})
 	}
-	leads := &status.Mirror{Leading: true, Services: []status.Service{{Name: "shop/web", Error: "no room"}}}
-	aws.Mirrors = []inspect.Reported[status.Mirror]{{Fact: inspect.Fact[*status.Mirror]{Value: leads}}}
+	leads := &statuspage.Mirror{Leading: true, Services: []statuspage.Service{{Name: "shop/web", Error: "no room"}}}
+	aws.Mirrors = []inspect.Reported[statuspage.Mirror]{{Fact: inspect.Fact[*statuspage.Mirror]{Value: leads}}}
 	for _, order := range [][]*inspect.Cluster{{aws, gcp}, {gcp, aws}} {
 		wrong := Of(now, order).Wrong
 		for _, want := range []string{"aws: service shop/web: no room", "gcp: x0: 0 of 1 pod is ready", "gcp: and 50 more"} {
@@ -370,15 +372,15 @@ func TestWorkIsBounded(t *testing.T) {
 	for i := range columns {
 		aws.Nodes.Value = append(aws.Nodes.Value, inspect.Node{Name: fmt.Sprintf("node-%05d", i)})
 	}
-	report := &status.Agent{Remotes: []status.Remote{{Name: "aws"}}}
+	report := &statuspage.Agent{Remotes: []statuspage.Remote{{Name: "aws"}}}
 	for i := range peers {
-		report.Remotes[0].Peers = append(report.Remotes[0].Peers, status.Peer{Node: fmt.Sprintf("node-%05d", columns+i)})
-		report.Remotes[0].Rejected = append(report.Remotes[0].Rejected, status.Rejection{Node: fmt.Sprintf("node-%05d", columns+i)})
+		report.Remotes[0].Peers = append(report.Remotes[0].Peers, statuspage.Peer{Node: fmt.Sprintf("node-%05d", columns+i)})
+		report.Remotes[0].Rejected = append(report.Remotes[0].Rejected, statuspage.Rejection{Node: fmt.Sprintf("node-%05d", columns+i)})
 	}
 	for i := range rows {
 		name := fmt.Sprint("gcp-", i)
 		gcp.Nodes.Value = append(gcp.Nodes.Value, inspect.Node{Name: name})
-		gcp.Agents = append(gcp.Agents, inspect.Reported[status.Agent]{Pod: inspect.Pod{Node: name}, Fact: inspect.Fact[*status.Agent]{Value: report}})
+		gcp.Agents = append(gcp.Agents, inspect.Reported[statuspage.Agent]{Pod: inspect.Pod{Node: name}, Fact: inspect.Fact[*statuspage.Agent]{Value: report}})
 	}
 	seen := make(chan *View, 1)
 	go func() { seen <- Of(now, []*inspect.Cluster{aws, gcp}) }()

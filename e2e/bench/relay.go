@@ -16,7 +16,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
@@ -122,7 +122,7 @@ func (r *relayed) start(ctx context.Context) error {
 		}
 	}()
 	return testbed.Wait(ctx, "the relay to store all nodes", func(ctx context.Context) error {
-		var st status.Relay
+		var st statuspage.Relay
 		if err := r.relay.Status(ctx, &st); err != nil {
 			return err
 		}

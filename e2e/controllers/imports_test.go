@@ -30,7 +30,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
@@ -723,7 +723,7 @@ func (b *importBed) testImportRestart(t *testing.T) {
 	first.still(t)
 	first.stop()
 	second := b.start(t, b.gcp)
-	second.listed(t, ns+"/web", func(s status.Service) bool { return s.Error == "" })
+	second.listed(t, ns+"/web", func(s statuspage.Service) bool { return s.Error == "" })
 	if n := second.still(t); n != 0 {
 		t.Errorf("%d writes after a restart", n)
 	}
@@ -811,7 +811,7 @@ func (b *importBed) testForeignImports(t *testing.T) {
 		s := web(name)
 		must(t, putService(t.Context(), b.aws, ns, s, slice(s, name+"-1", fmt.Sprintf("10.4.6.%d", n+1))))
 		b.export(t, b.aws, ns, name)
-		i.listed(t, ns+"/"+name, func(s status.Service) bool { return strings.Contains(s.Error, "not ours") })
+		i.listed(t, ns+"/"+name, func(s statuspage.Service) bool { return strings.Contains(s.Error, "not ours") })
 	}
 	im, err := b.admins["gcp"].ServiceImports(ns).Get(t.Context(), "web", metav1.GetOptions{})
 	must(t, err)

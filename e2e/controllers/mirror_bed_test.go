@@ -19,7 +19,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
@@ -135,11 +135,11 @@ func (b *mirrorBed) start(t *testing.T, adjust func(*mirror.Config)) *mirrorInst
 }
 
 // listed waits until the check accepts a service's entry in the status.
-func (i *mirrorInstance) listed(t *testing.T, name string, check func(s status.Service) bool) {
+func (i *mirrorInstance) listed(t *testing.T, name string, check func(s statuspage.Service) bool) {
 	t.Helper()
 	wait(t, "the status of "+name, func() error {
 		all := i.Status().Services
-		at := slices.IndexFunc(all, func(s status.Service) bool { return s.Name == name })
+		at := slices.IndexFunc(all, func(s statuspage.Service) bool { return s.Name == name })
 		switch {
 		case at < 0:
 			return errors.New("not listed")

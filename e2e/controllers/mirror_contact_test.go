@@ -20,7 +20,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 
@@ -103,7 +103,7 @@ func (b *mirrorBed) through(t *testing.T, g *gate, r *mirror.Remote) {
 }
 
 // watches returns the state of a remote's watches of global services.
-func (i *mirrorInstance) watches(t *testing.T, name string) (services, slices status.Watch) {
+func (i *mirrorInstance) watches(t *testing.T, name string) (services, slices statuspage.Watch) {
 	t.Helper()
 	for _, c := range i.Status().Clusters {
 		if c.Name == name {
@@ -163,7 +163,7 @@ func (b *mirrorBed) testContactQuiet(t *testing.T) {
 	begin := time.Now()
 	wait(t, "the end of the quiet", func() error {
 		services, slices := i.watches(t, "merit")
-		for _, w := range []status.Watch{services, slices} {
+		for _, w := range []statuspage.Watch{services, slices} {
 			if w.Stale {
 				t.Fatalf("stale in spite of contact: %+v", w)
 			}

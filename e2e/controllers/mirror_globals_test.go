@@ -18,7 +18,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 
@@ -162,7 +162,7 @@ func (b *mirrorBed) testDrain(t *testing.T) {
 	})
 	drained(`"true"`)
 	b.leadsTo(t, globalName, "10.2.0.1", "fd00:10:4::1")
-	i.listed(t, globalName, func(s status.Service) bool {
+	i.listed(t, globalName, func(s statuspage.Service) bool {
 		return slices.Equal(s.Drained, []string{"aws"}) && slices.Equal(s.Needed["aws"], []string{"IPv6 http"})
 	})
 	must(t, putSlice(t.Context(), b.gcp, "shop", slice(both, "web-6", "fd00:10:2::1")))
@@ -224,8 +224,8 @@ func (b *mirrorBed) testConflicts(t *testing.T) {
 		}
 	}
 	check()
-	i.listed(t, globalName, func(s status.Service) bool {
-		return slices.Equal(s.Conflicts, []status.Conflict{{Cluster: "aws", What: "headless or not"}, {Cluster: "aws", What: "port http 81/TCP: http 80/TCP elsewhere"}})
+	i.listed(t, globalName, func(s statuspage.Service) bool {
+		return slices.Equal(s.Conflicts, []statuspage.Conflict{{Cluster: "aws", What: "headless or not"}, {Cluster: "aws", What: "port http 81/TCP: http 80/TCP elsewhere"}})
 	})
 	b.recorded(t, globalName, "Conflict")
 	accepted := func(want string) {
@@ -432,7 +432,7 @@ func (b *mirrorBed) testRestartBlind(t *testing.T) {
 	if err := i.Ready(); err != nil {
 		t.Errorf("not ready although everything known is written: %v", err)
 	}
-	i.listed(t, "merit-shop-73736d-api", func(s status.Service) bool { return s.Held != "" })
+	i.listed(t, "merit-shop-73736d-api", func(s statuspage.Service) bool { return s.Held != "" })
 	i.stop()
 
 	// After a second restart merit is in contact again.

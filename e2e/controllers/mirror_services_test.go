@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
@@ -36,9 +36,9 @@ func (b *mirrorBed) testRefusals(t *testing.T) {
 	must(t, putService(t.Context(), b.aws, "web", svc("good"), slice(svc("good"), "good", "10.4.1.2")))
 	b.leadsTo(t, "aws-web-73736d-good", "10.4.1.2")
 	b.leadsTo(t, "aws-web-73736d-hostile", "10.4.1.1")
-	i.listed(t, "aws-web-73736d-hostile", func(s status.Service) bool { return s.Refused["aws"] != "" })
+	i.listed(t, "aws-web-73736d-hostile", func(s statuspage.Service) bool { return s.Refused["aws"] != "" })
 	report := i.Status()
-	if diff := cmp.Diff([]status.RejectedOrigin{{Origin: "aws/web/elsewhere", Reason: "type ExternalName: it has a name elsewhere, and no endpoints"}}, report.Rejected); diff != "" {
+	if diff := cmp.Diff([]statuspage.RejectedOrigin{{Origin: "aws/web/elsewhere", Reason: "type ExternalName: it has a name elsewhere, and no endpoints"}}, report.Rejected); diff != "" {
 		t.Errorf("rejected (-want +got):\n%s", diff)
 	}
 	for _, c := range report.Clusters {
@@ -166,7 +166,7 @@ func (b *mirrorBed) testForeign(t *testing.T) {
 	must(t, putService(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
 	must(t, putService(t.Context(), b.aws, "shop", svc("fine"), slice(svc("fine"), "fine-1", "10.4.0.2")))
 	b.leadsTo(t, "aws-shop-73736d-fine", "10.4.0.2")
-	i.listed(t, name, func(s status.Service) bool { return strings.Contains(s.Error, "in the way and not ours") })
+	i.listed(t, name, func(s statuspage.Service) bool { return strings.Contains(s.Error, "in the way and not ours") })
 	must(t, removeService(t.Context(), b.aws, "shop", "web"))
 	wait(t, "no more error", func() error {
 		for _, s := range i.Status().Services {
@@ -183,7 +183,7 @@ func (b *mirrorBed) testForeign(t *testing.T) {
 
 	// Without the foreign service, ours takes its place.
 	must(t, putService(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
-	i.listed(t, name, func(s status.Service) bool { return s.Error != "" })
+	i.listed(t, name, func(s statuspage.Service) bool { return s.Error != "" })
 	must(t, removeService(t.Context(), b.gcp, home, name))
 	b.leadsTo(t, name, "10.4.0.1")
 
@@ -191,7 +191,7 @@ func (b *mirrorBed) testForeign(t *testing.T) {
 	planted := slice(s, "planted", "10.2.0.66")
 	planted.Labels[discoveryv1.LabelServiceName] = name
 	must(t, putSlice(t.Context(), b.gcp, home, planted))
-	i.listed(t, name, func(s status.Service) bool { return slices.Equal(s.Foreign, []string{"planted"}) })
+	i.listed(t, name, func(s statuspage.Service) bool { return slices.Equal(s.Foreign, []string{"planted"}) })
 	b.recorded(t, name, "ForeignEndpoints")
 	b.leadsTo(t, name, "10.2.0.66", "10.4.0.1")
 }

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // apply applies admission policies until the returned function is called, at the latest at
@@ -95,7 +95,7 @@ func (b *mirrorBed) testOverridden(t *testing.T) {
 	if n := i.writesOf(t, "service", "patch") - before; n != 0 {
 		t.Errorf("%d patches of the Service for 20 changes of endpoints, want none", n)
 	}
-	i.listed(t, webName, func(s status.Service) bool {
+	i.listed(t, webName, func(s statuspage.Service) bool {
 		return len(s.Overridden) == 1 && slices.Equal(s.Overridden[0].Fields, []string{"spec.trafficDistribution"})
 	})
 	wait(t, "the Event", func() error {
@@ -156,7 +156,7 @@ func (b *mirrorBed) testOverriddenByAnother(t *testing.T) {
 	if n > 9 || m > 9 {
 		t.Errorf("%d patches of the Service and %d of the slice in 20 s, want a few", n, m)
 	}
-	i.listed(t, webName, func(s status.Service) bool { return len(s.Overridden) == 2 && !s.Overridden[0].Returned })
+	i.listed(t, webName, func(s statuspage.Service) bool { return len(s.Overridden) == 2 && !s.Overridden[0].Returned })
 	wait(t, "the Event", func() error {
 		for _, e := range eventsAbout(t, b.gcp, webName) {
 			if e.Reason == "Overridden" && strings.Contains(e.Message, "their-controller changes it") {

@@ -22,7 +22,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
@@ -249,14 +249,14 @@ func set(cluster, namespace, name string, ips ...string) string {
 }
 
 // status returns the status of a remote.
-func (i *policyInstance) status(t *testing.T, cluster string) status.PolicyRemote {
+func (i *policyInstance) status(t *testing.T, cluster string) statuspage.PolicyRemote {
 	t.Helper()
 	all := i.Status().Remotes
-	at := slices.IndexFunc(all, func(r status.PolicyRemote) bool { return r.Name == cluster })
+	at := slices.IndexFunc(all, func(r statuspage.PolicyRemote) bool { return r.Name == cluster })
 	if at < 0 {
 		t.Fatalf("no remote %s in the status", cluster)
 	}
-	slices.SortFunc(all[at].Sets, func(a, b status.NetworkSet) int { return cmp.Compare(a.Object, b.Object) })
+	slices.SortFunc(all[at].Sets, func(a, b statuspage.NetworkSet) int { return cmp.Compare(a.Object, b.Object) })
 	return all[at]
 }
 

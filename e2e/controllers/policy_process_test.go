@@ -20,7 +20,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // policyReplica starts a replica of the program in aws that reads gcp and merit by
@@ -187,7 +187,7 @@ func (b *policyBed) testReplicas(t *testing.T) {
 	})
 	must(t, first.Healthy(t.Context()), first.Ready(t.Context()))
 	wait(t, "the status", func() error {
-		var status status.Policy
+		var status statuspage.Policy
 		if err := first.Status(t.Context(), &status); err != nil {
 			return err
 		}

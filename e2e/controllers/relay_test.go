@@ -20,7 +20,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/peers/shards"
@@ -245,11 +245,11 @@ func (b *relayBed) testLife(t *testing.T) {
 	// A restart with nothing to do writes nothing.
 	must(t, r.Stop(t.Context()), r.Start())
 	wait(t, "readiness", func() error {
-		var st status.Relay
+		var st statuspage.Relay
 		if err := r.Status(t.Context(), &st); err != nil {
 			return err
 		}
-		if !st.Leading || slices.ContainsFunc(st.Clusters, func(c status.RelayCluster) bool { return !c.API.Synced || c.Nodes == 0 || c.Incomplete != "" }) {
+		if !st.Leading || slices.ContainsFunc(st.Clusters, func(c statuspage.RelayCluster) bool { return !c.API.Synced || c.Nodes == 0 || c.Incomplete != "" }) {
 			return fmt.Errorf("%+v", st)
 		}
 		return nil
@@ -349,7 +349,7 @@ func (b *relayBed) testContact(t *testing.T) {
 	b.gcp.StopAPI()
 	must(t, r.Stop(t.Context()), r.Start())
 	wait(t, "an error", func() error {
-		var st status.Relay
+		var st statuspage.Relay
 		if err := r.Status(t.Context(), &st); err != nil {
 			return err
 		}

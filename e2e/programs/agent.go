@@ -8,7 +8,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // Ports that agents listen on: metrics and status at the node's InternalIP, and
@@ -111,14 +111,14 @@ func (a *Agent) Cleanup(ctx context.Context) error {
 }
 
 // Status is the agent's /status.
-type Status struct{ status.Agent }
+type Status struct{ statuspage.Agent }
 
 // Remote returns the report about a remote, or a zero one.
-func (s *Status) Remote(name string) status.Remote {
+func (s *Status) Remote(name string) statuspage.Remote {
 	if r := s.Agent.Remote(name); r != nil {
 		return *r
 	}
-	return status.Remote{}
+	return statuspage.Remote{}
 }
 
 // Link is what stays the same of a remote's device as long as that exists.

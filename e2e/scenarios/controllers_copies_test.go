@@ -17,7 +17,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
@@ -114,7 +114,7 @@ func (m mirrors) read(ctx context.Context, list *unstructured.UnstructuredList) 
 }
 
 func (m mirrors) fault(ctx context.Context, p *programs.Program, remote, name string) (string, error) {
-	var status status.Mirror
+	var status statuspage.Mirror
 	err := p.Status(ctx, &status)
 	for i := range status.Services {
 		if s := &status.Services[i]; s.Name == m.local(remote, name) {
@@ -125,7 +125,7 @@ func (m mirrors) fault(ctx context.Context, p *programs.Program, remote, name st
 }
 
 func (m mirrors) removedAt(ctx context.Context, p *programs.Program, remote string) (*time.Time, error) {
-	var status status.Mirror
+	var status statuspage.Mirror
 	err := p.Status(ctx, &status)
 	for i := range status.Services {
 		if s := &status.Services[i]; strings.HasPrefix(s.Name, m.local(remote, "")) && s.RemovedAt != nil {
@@ -136,7 +136,7 @@ func (m mirrors) removedAt(ctx context.Context, p *programs.Program, remote stri
 }
 
 func (mirrors) contact(ctx context.Context, p *programs.Program, remote string) (stale bool, fault string, err error) {
-	var status status.Mirror
+	var status statuspage.Mirror
 	err = p.Status(ctx, &status)
 	for i := range status.Clusters {
 		if c := &status.Clusters[i]; c.Name == remote {
@@ -149,7 +149,7 @@ func (mirrors) contact(ctx context.Context, p *programs.Program, remote string) 
 }
 
 func (mirrors) bounded(ctx context.Context, p *programs.Program, remote string) (said string, err error) {
-	var status status.Mirror
+	var status statuspage.Mirror
 	err = p.Status(ctx, &status)
 	for i := range status.Clusters {
 		if c := &status.Clusters[i]; c.Name == remote {
@@ -241,9 +241,9 @@ func (sets) read(_ context.Context, list *unstructured.UnstructuredList) (map[st
 }
 
 // remote returns a replica's report about a remote.
-func (sets) remote(ctx context.Context, p *programs.Program, name string) (r status.PolicyRemote, all status.Policy, err error) {
+func (sets) remote(ctx context.Context, p *programs.Program, name string) (r statuspage.PolicyRemote, all statuspage.Policy, err error) {
 	err = p.Status(ctx, &all)
-	if at := slices.IndexFunc(all.Remotes, func(r status.PolicyRemote) bool { return r.Name == name }); at >= 0 {
+	if at := slices.IndexFunc(all.Remotes, func(r statuspage.PolicyRemote) bool { return r.Name == name }); at >= 0 {
 		r = all.Remotes[at]
 	}
 	return r, all, err

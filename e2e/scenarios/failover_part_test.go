@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // oneDirection drops packets from the nodes of gcp to those of aws, and not the reverse:
@@ -21,7 +21,7 @@ import (
 func (f *failover) oneDirection(t *testing.T) {
 	nodes := f.GCP.Nodes()
 	f.outage(t, "one direction", func() { f.each(t, f.Testbed.DropOneWay, nodes...) }, func() {
-		f.awaitPaths(t, "to be down one way, as what aws sends is heard", func(p *status.Peer) bool {
+		f.awaitPaths(t, "to be down one way, as what aws sends is heard", func(p *statuspage.Peer) bool {
 			return p.Path != nil && p.Path.State == "down" && p.Path.Sign == "one_way"
 		})
 		f.each(t, f.Testbed.RestoreOneWay, nodes...)
@@ -29,7 +29,7 @@ func (f *failover) oneDirection(t *testing.T) {
 }
 
 // awaitPaths waits until the agents of gcp report a state for all their paths.
-func (f *failover) awaitPaths(t *testing.T, what string, is func(p *status.Peer) bool) {
+func (f *failover) awaitPaths(t *testing.T, what string, is func(p *statuspage.Peer) bool) {
 	t.Helper()
 	for _, agent := range f.Agents[2:] {
 		eventually(t, 3*time.Minute, "the paths of "+agent.Node.Name+" "+what, func(ctx context.Context) error {
@@ -38,7 +38,7 @@ func (f *failover) awaitPaths(t *testing.T, what string, is func(p *status.Peer)
 				return err
 			}
 			all := s.Remote(f.AWS.Name).Peers
-			if i := slices.IndexFunc(all, func(p status.Peer) bool { return !is(&p) }); i >= 0 || len(all) == 0 {
+			if i := slices.IndexFunc(all, func(p statuspage.Peer) bool { return !is(&p) }); i >= 0 || len(all) == 0 {
 				return fmt.Errorf("%+v", all)
 			}
 			return nil
@@ -71,7 +71,7 @@ func (f *failover) largePackets(t *testing.T) {
 	if err == nil {
 		t.Error("an answer of 4,000 bytes got through")
 	}
-	f.awaitPaths(t, "to carry small packets only", func(p *status.Peer) bool { return p.Path != nil && p.Path.State == "up" && p.Path.SmallOnly })
+	f.awaitPaths(t, "to carry small packets only", func(p *statuspage.Peer) bool { return p.Path != nil && p.Path.State == "up" && p.Path.SmallOnly })
 	named := time.Now()
 	everybody := append(slices.Clone(f.local), f.Pods[:2]...)
 	failed, _ := ask.settled(t, named, 3, everybody...)
@@ -88,7 +88,7 @@ func (f *failover) largePackets(t *testing.T) {
 	})
 	f.each(t, narrow(f.Testbed.RestoreLarge), f.GCP.Nodes()...)
 	at = time.Now()
-	f.awaitPaths(t, "to carry large packets", func(p *status.Peer) bool { return p.Path != nil && p.Path.State == "up" && !p.Path.SmallOnly })
+	f.awaitPaths(t, "to carry large packets", func(p *statuspage.Peer) bool { return p.Path != nil && p.Path.State == "up" && !p.Path.SmallOnly })
 	must(t, big(repair))
 	t.Logf("large packets restored: known after %s", seconds(at, time.Now()))
 }

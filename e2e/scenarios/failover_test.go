@@ -20,7 +20,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
@@ -140,7 +140,7 @@ func (f *failover) each(t *testing.T, do func(a, b *testbed.Node) error, gcp ...
 	}
 }
 
-func (f *failover) status(ctx context.Context) (s status.Mirror, err error) {
+func (f *failover) status(ctx context.Context) (s statuspage.Mirror, err error) {
 	err = f.mirror.Status(ctx, &s)
 	return s, err
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // hasRoutes returns nil if a node has so many routes of the agent.
@@ -71,19 +71,19 @@ func waitPeers(t *testing.T, a *programs.Agent, remote string, nodes ...string) 
 // starts after first contact, in which that is allowed.
 func keepsSession(t *testing.T, a *programs.Agent, remote, node string) (stop func()) {
 	t.Helper()
-	of := func(ctx context.Context) (status.Peer, error) {
+	of := func(ctx context.Context) (statuspage.Peer, error) {
 		report, err := a.Status(ctx)
 		if err != nil {
-			return status.Peer{}, err
+			return statuspage.Peer{}, err
 		}
 		peers := report.Remote(remote).Peers
-		at := slices.IndexFunc(peers, func(p status.Peer) bool { return p.Node == node })
+		at := slices.IndexFunc(peers, func(p statuspage.Peer) bool { return p.Node == node })
 		if at < 0 {
-			return status.Peer{}, fmt.Errorf("%s is no peer of %s", node, a.Node.Name)
+			return statuspage.Peer{}, fmt.Errorf("%s is no peer of %s", node, a.Node.Name)
 		}
 		return peers[at], nil
 	}
-	var last status.Peer
+	var last statuspage.Peer
 	eventually(t, time.Minute, "a session with "+node, func(ctx context.Context) (err error) {
 		if last, err = of(ctx); err == nil && (last.LastHandshake == nil || time.Since(*last.LastHandshake) < 15*time.Second) {
 			err = fmt.Errorf("its last handshake was at %v", last.LastHandshake)

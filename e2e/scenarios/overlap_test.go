@@ -22,7 +22,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 )
 
@@ -309,7 +309,7 @@ func (m *overlap) testPublished(t *testing.T) {
 		}
 		report, err := m.agent(tt.node).Status(t.Context())
 		must(t, err)
-		if r := report.Translation; (r == nil) != (tt.maps == "") || r != nil && (r.Map != tt.maps || r.State != status.FilterEnforced || !r.OwnPods) {
+		if r := report.Translation; (r == nil) != (tt.maps == "") || r != nil && (r.Map != tt.maps || r.State != statuspage.FilterEnforced || !r.OwnPods) {
 			t.Errorf("%s reports %+v of the map %q", tt.node.Name, r, tt.maps)
 		}
 		for _, c := range m.others(tt.node.Cluster) {

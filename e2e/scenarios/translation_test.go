@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
@@ -116,7 +116,7 @@ func testForwarding(t *testing.T, p *programs.Pair) {
 			t.Logf("all pods reach each other after %v", time.Since(began))
 			report, err := open.Status(t.Context())
 			must(t, err)
-			if !slices.ContainsFunc(report.Remote("gcp").Peers, func(peer status.Peer) bool { return peer.Endpoint == c.outside.String() }) {
+			if !slices.ContainsFunc(report.Remote("gcp").Peers, func(peer statuspage.Peer) bool { return peer.Endpoint == c.outside.String() }) {
 				t.Errorf("%s has no peer at %s: %+v", open.Node.Name, c.outside, report.Remote("gcp").Peers)
 			}
 		})

@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // Bounds of the wait before an overridden write is repeated.
@@ -278,10 +278,10 @@ func (o *Overrides[K]) sweep(ctx context.Context, now time.Time) {
 }
 
 // Open returns the overridden objects of all keys.
-func (o *Overrides[K]) Open(now time.Time) map[K][]status.Override {
+func (o *Overrides[K]) Open(now time.Time) map[K][]statuspage.Override {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	all := map[K][]status.Override{}
+	all := map[K][]statuspage.Override{}
 	for key := range o.keys {
 		if open := o.of(key, now); len(open) > 0 {
 			all[key] = open
@@ -291,24 +291,24 @@ func (o *Overrides[K]) Open(now time.Time) map[K][]status.Override {
 }
 
 // Of returns the overridden objects of a key.
-func (o *Overrides[K]) Of(key K, now time.Time) []status.Override {
+func (o *Overrides[K]) Of(key K, now time.Time) []statuspage.Override {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.of(key, now)
 }
 
-func (o *Overrides[K]) of(key K, now time.Time) []status.Override {
-	var open []status.Override
+func (o *Overrides[K]) of(key K, now time.Time) []statuspage.Override {
+	var open []statuspage.Override
 	for object, r := range o.keys[key] {
 		if !r.open(now) {
 			continue
 		}
-		v := status.Override{Object: object, Returned: r.returned(), Fields: r.fields, Since: r.since}
+		v := statuspage.Override{Object: object, Returned: r.returned(), Fields: r.fields, Since: r.since}
 		if v.Next = r.at.Add(Calm); !v.Returned {
 			v.By, v.Next = r.by, r.at.Add(r.wait(r.seen[len(r.seen)-1], false))
 		}
 		open = append(open, v)
 	}
-	slices.SortFunc(open, func(a, b status.Override) int { return strings.Compare(a.Object, b.Object) })
+	slices.SortFunc(open, func(a, b statuspage.Override) int { return strings.Compare(a.Object, b.Object) })
 	return open
 }

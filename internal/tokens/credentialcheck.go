@@ -16,7 +16,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 const (
@@ -41,7 +41,7 @@ type credentialCheck struct {
 	mu      sync.Mutex
 	began   time.Time
 	running chan struct{} // closed at the end of the running request; nil: none runs
-	last    status.CredentialCheck
+	last    statuspage.CredentialCheck
 }
 
 // CredentialCheckConfig describes CredentialChecks.
@@ -99,8 +99,8 @@ func asker(c kube.ClientConfig, paths []string) func(context.Context) error {
 
 // Report returns the results by remote. It asks each remote that wasn't asked lately, and
 // waits at most 2 s; a later result is in the next report.
-func (t *CredentialChecks) Report() map[string]status.CredentialCheck {
-	all := make(map[string]status.CredentialCheck, len(t.remotes))
+func (t *CredentialChecks) Report() map[string]statuspage.CredentialCheck {
+	all := make(map[string]statuspage.CredentialCheck, len(t.remotes))
 	timer := time.NewTimer(checkWait)
 	defer timer.Stop()
 	var waiting []chan struct{}
@@ -125,7 +125,7 @@ func (t *CredentialChecks) Report() map[string]status.CredentialCheck {
 
 // Show adds the remotes to a page whose API server doesn't accept the credentials on disk,
 // unless it is known to fail, and tokens that should have been renewed.
-func Show(p *report.Page, all map[string]status.CredentialCheck, failing func(remote string) bool) {
+func Show(p *report.Page, all map[string]statuspage.CredentialCheck, failing func(remote string) bool) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		t := all[name]
 		if t.Error != "" && !failing(name) {
@@ -152,7 +152,7 @@ func (r *credentialCheck) start(now time.Time) chan struct{} {
 		err := r.ask(ctx)
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.last = status.CredentialCheck{Asked: &now}
+		r.last = statuspage.CredentialCheck{Asked: &now}
 		if err != nil {
 			r.last.Error = printable.Error(err).Error()
 		}
@@ -163,7 +163,7 @@ func (r *credentialCheck) start(now time.Time) chan struct{} {
 }
 
 // result returns the last result, with the dates of the token on disk.
-func (r *credentialCheck) result() status.CredentialCheck {
+func (r *credentialCheck) result() statuspage.CredentialCheck {
 	r.mu.Lock()
 	last := r.last
 	if began := r.began; r.running != nil {

@@ -6,17 +6,17 @@ import (
 	"strconv"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 )
 
 // StatusCommand is "semaphore-relay status".
-func StatusCommand() report.Command[status.Relay] {
-	return report.Command[status.Relay]{Program: "semaphore-relay", Address: ":8081", Show: showReport}
+func StatusCommand() report.Command[statuspage.Relay] {
+	return report.Command[statuspage.Relay]{Program: "semaphore-relay", Address: ":8081", Show: showReport}
 }
 
 // showReport shows clusters and the objects that can't be written.
-func showReport(p *report.Page, rep *status.Relay) {
+func showReport(p *report.Page, rep *statuspage.Relay) {
 	p.Line("semaphore-relay %s", rep.Version)
 	p.Line("cluster %s", rep.Cluster)
 	p.Replica(rep.Leading, rep.Leader, "failures", rep.ElectionError)
@@ -26,7 +26,7 @@ func showReport(p *report.Page, rep *status.Relay) {
 	p.Failures(rep.NotServed)
 	p.Watch("objects", rep.Objects.Synced, rep.Objects.LastContact, rep.Objects.Error)
 	tokens.Show(p, rep.Credentials, func(remote string) bool {
-		return slices.ContainsFunc(rep.Clusters, func(c status.RelayCluster) bool { return c.Name == remote && c.API.Error != "" })
+		return slices.ContainsFunc(rep.Clusters, func(c statuspage.RelayCluster) bool { return c.Name == remote && c.API.Error != "" })
 	})
 	clusters := p.Table("CLUSTER", "CONTACT", "NODES", "OBJECTS", "WAITING", "FAILING")
 	failing := p.Table("FAILING OBJECT", "ERROR")

@@ -6,16 +6,16 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/reporttest"
 )
 
-func wellReport() status.Relay {
+func wellReport() statuspage.Relay {
 	now := reporttest.Now
-	api := status.Connection{Synced: true, LastContact: &now}
-	return status.Relay{
+	api := statuspage.Connection{Synced: true, LastContact: &now}
+	return statuspage.Relay{
 		Version: "v1.2.3", Cluster: "aws", Leading: true, Leader: "relay-0", Objects: api, Unconfigured: []string{"old"},
-		Clusters: []status.RelayCluster{{Name: "aws", Local: true, API: api, Nodes: 40, Shards: 3}, {Name: "gcp", API: api, Nodes: 17, Shards: 1, Pending: 1}},
+		Clusters: []statuspage.RelayCluster{{Name: "aws", Local: true, API: api, Nodes: 40, Shards: 3}, {Name: "gcp", API: api, Nodes: 17, Shards: 1, Pending: 1}},
 	}
 }
 
@@ -41,7 +41,7 @@ func TestStatusOfFaults(t *testing.T) {
 	rep := wellReport()
 	gcp := &rep.Clusters[1]
 	gcp.Incomplete, gcp.Failing = "no index", map[string]string{"gcp.p0": "update gcp.p0: forbidden"}
-	gcp.Overridden = []status.Override{{Object: "gcp.p1", By: "kubectl-edit", Since: reporttest.Now, Next: reporttest.Now.Add(time.Minute)}}
+	gcp.Overridden = []statuspage.Override{{Object: "gcp.p1", By: "kubectl-edit", Since: reporttest.Now, Next: reporttest.Now.Add(time.Minute)}}
 	got := reporttest.Run(t, StatusCommand(), rep)
 	const want = `semaphore-relay v1.2.3
 cluster aws

@@ -10,11 +10,11 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
-func connection[T any](f *kube.Feed[T]) status.Connection {
-	st := status.Connection{Synced: f.Synced()}
+func connection[T any](f *kube.Feed[T]) statuspage.Connection {
+	st := statuspage.Connection{Synced: f.Synced()}
 	if last := f.LastContact(); !last.IsZero() {
 		st.LastContact = &last
 	}
@@ -25,8 +25,8 @@ func connection[T any](f *kube.Feed[T]) status.Connection {
 }
 
 // Status returns the controller's status.
-func (c *Controller) Status() status.Relay {
-	st := status.Relay{Cluster: c.Cluster, Objects: connection(c.objects), Clusters: []status.RelayCluster{}}
+func (c *Controller) Status() statuspage.Relay {
+	st := statuspage.Relay{Cluster: c.Cluster, Objects: connection(c.objects), Clusters: []statuspage.RelayCluster{}}
 	c.mu.Lock()
 	for cluster := range c.have {
 		if c.sources[cluster] == nil {
@@ -43,14 +43,14 @@ func (c *Controller) Status() status.Relay {
 		return st
 	}
 	pending, failing := writer.Backlog(), writer.Failing()
-	overridden := map[string][]status.Override{}
+	overridden := map[string][]statuspage.Override{}
 	for key, objects := range past.Open(time.Now()) {
 		overridden[key.Cluster] = append(overridden[key.Cluster], objects...)
 	}
 	for i := range st.Clusters {
 		r := &st.Clusters[i]
 		r.Pending, r.Failing, r.Overridden = pending[r.Name], map[string]string{}, overridden[r.Name]
-		slices.SortFunc(r.Overridden, func(a, b status.Override) int { return cmp.Compare(a.Object, b.Object) })
+		slices.SortFunc(r.Overridden, func(a, b statuspage.Override) int { return cmp.Compare(a.Object, b.Object) })
 		for key, err := range failing {
 			if key.Cluster == r.Name {
 				r.Failing[key.name()] = err.Error()
@@ -60,8 +60,8 @@ func (c *Controller) Status() status.Relay {
 	return st
 }
 
-func (s *source) status() status.RelayCluster {
-	st := status.RelayCluster{Name: s.cluster, Local: s.cluster == s.c.Cluster, API: connection(s.nodes), Nodes: int(s.count.Load())}
+func (s *source) status() statuspage.RelayCluster {
+	st := statuspage.RelayCluster{Name: s.cluster, Local: s.cluster == s.c.Cluster, API: connection(s.nodes), Nodes: int(s.count.Load())}
 	have := s.c.shardsOf(s.cluster)
 	st.Shards = len(have)
 	index := s.c.get(Key{Cluster: s.cluster})

@@ -14,7 +14,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // What the original did on the machine that this was first measured on.
@@ -26,13 +26,13 @@ func original(rate int) string {
 }
 
 // status asks the process for the state of its only remote.
-func (b *bench) status(ctx context.Context) (status.PolicyRemote, error) {
-	var report status.Policy
+func (b *bench) status(ctx context.Context) (statuspage.PolicyRemote, error) {
+	var report statuspage.Policy
 	if err := b.Program.Status(ctx, &report); err != nil {
-		return status.PolicyRemote{}, err
+		return statuspage.PolicyRemote{}, err
 	}
 	if len(report.Remotes) != 1 {
-		return status.PolicyRemote{}, errors.New("no remote in the status")
+		return statuspage.PolicyRemote{}, errors.New("no remote in the status")
 	}
 	return report.Remotes[0], nil
 }

@@ -31,7 +31,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/tools"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 	"github.com/kube-semaphore/kube-semaphore/peers"
@@ -217,7 +217,7 @@ func (b *bench) stored(ctx context.Context) error {
 				return err
 			}
 		}
-		var st status.Relay
+		var st statuspage.Relay
 		if err := b.Program.Status(ctx, &st); err != nil {
 			return err
 		}

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
-	"github.com/kube-semaphore/kube-semaphore/internal/status"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // Now is the time of the surveys.
@@ -27,7 +27,7 @@ func Mesh(nodes int, names ...string) []*inspect.Cluster {
 		c.Workloads.Value = []inspect.Workload{{Kind: "DaemonSet", Name: inspect.WireGuard, Wanted: int32(nodes), Ready: int32(nodes)}}
 		for n := range nodes {
 			node := inspect.Node{Name: fmt.Sprintf("%s-%d", name, n+1), Ready: "True", Renewed: Now.Add(-5 * time.Second), Annotations: map[string]string{}}
-			agent := &status.Agent{Version: "v1", Cluster: name, Node: node.Name, Published: true, Failing: map[string]string{}}
+			agent := &statuspage.Agent{Version: "v1", Cluster: name, Node: node.Name, Published: true, Failing: map[string]string{}}
 			for _, other := range names {
 				if other != name {
 					group := other + "." + inspect.AnnotationGroup
@@ -37,7 +37,7 @@ func Mesh(nodes int, names ...string) []*inspect.Cluster {
 			}
 			pod := inspect.Pod{Name: "agent-" + node.Name, Node: node.Name, Program: inspect.WireGuard, Phase: "Running", Ready: true, IP: "10.66.0.1"}
 			c.Nodes.Value, c.Pods.Value = append(c.Nodes.Value, node), append(c.Pods.Value, pod)
-			c.Agents = append(c.Agents, inspect.Reported[status.Agent]{Pod: pod, Fact: inspect.Fact[*status.Agent]{Source: "status of " + node.Name, Value: agent}})
+			c.Agents = append(c.Agents, inspect.Reported[statuspage.Agent]{Pod: pod, Fact: inspect.Fact[*statuspage.Agent]{Source: "status of " + node.Name, Value: agent}})
 		}
 		clusters[i] = c
 	}
@@ -45,17 +45,17 @@ func Mesh(nodes int, names ...string) []*inspect.Cluster {
 }
 
 // remote returns the report of a node's agent about another cluster.
-func remote(node, cluster, other string, nodes int) status.Remote {
-	r := status.Remote{
+func remote(node, cluster, other string, nodes int) statuspage.Remote {
+	r := statuspage.Remote{
 		Name: other, Source: "api", PodSubnets: []string{"10.4.0.0/16"},
-		Device: status.Device{Name: "wireguard." + other, Backend: "kernel", PublicKey: Key(node, other), Index: 7, MTU: 1420},
+		Device: statuspage.Device{Name: "wireguard." + other, Backend: "kernel", PublicKey: Key(node, other), Index: 7, MTU: 1420},
 	}
 	r.API.Synced, r.API.LastContact = true, &Now
 	for p := range nodes {
 		peer := fmt.Sprintf("%s-%d", other, p+1)
-		r.Peers = append(r.Peers, status.Peer{
+		r.Peers = append(r.Peers, statuspage.Peer{
 			Node: peer, Health: "up", Endpoint: "10.66.0.1:51820", PublicKey: Key(peer, cluster), RxBytes: 1, TxBytes: 1,
-			Path: &status.Path{State: "up", Sign: "answer", Answers: true, Since: Now, RTT: 0.0123},
+			Path: &statuspage.Path{State: "up", Sign: "answer", Answers: true, Since: Now, RTT: 0.0123},
 		})
 	}
 	return r

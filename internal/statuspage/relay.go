@@ -1,4 +1,4 @@
-package status
+package statuspage
 
 // Relay is the report of semaphore-relay.
 type Relay struct {

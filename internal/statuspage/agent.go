@@ -1,7 +1,7 @@
-// Package status has the types of the programs' reports, which /status serves as JSON and
+// Package statuspage has the types of the programs' reports, which /status serves as JSON and
 // semaphorectl reads. Fields that an older program doesn't report stay zero. A report holds
 // nothing secret.
-package status
+package statuspage
 
 import "time"
 
