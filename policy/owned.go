@@ -34,12 +34,23 @@ func (x *owned) observe(name string, o *Observed) (Identity, bool) {
 	}
 }
 
-// give makes an object that has been written for a set one of the set's.
+// give makes an object that is written for a set one of the set's.
 func (x *owned) give(name string, id Identity) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.remove(name)
 	x.add(name, id)
+}
+
+// withdraw undoes a give whose write has failed: the object, nil if there is none of that name, is
+// of the set in its labels.
+func (x *owned) withdraw(name string, o *Observed) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.remove(name)
+	if o != nil && o.Owned {
+		x.add(name, o.Identity)
+	}
 }
 
 func (x *owned) add(name string, id Identity) {

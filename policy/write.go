@@ -158,6 +158,7 @@ func (w *writer) patchOnce(ctx context.Context, c Change, tracked bool) error {
 }
 
 func (w *writer) create(ctx context.Context, c Change) error {
+	w.c.owned.give(c.Name, w.id) // Another client may change its labels before the answer.
 	set, err := w.client.Create(ctx, w.c.Labels.manifest(c.Want), metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
 	switch {
 	case apierrors.IsAlreadyExists(err):
@@ -167,6 +168,9 @@ func (w *writer) create(ctx context.Context, c Change) error {
 		err = fmt.Errorf("%w anymore: %w", ErrNoCalico, err)
 	case err != nil:
 		err = fmt.Errorf("create network set %s: %w", c.Name, err)
+	}
+	if err != nil {
+		w.c.owned.withdraw(c.Name, w.c.ledger.Get(c.Name))
 	}
 	return w.wrote(ctx, verbCreate, c, set, err)
 }
