@@ -96,7 +96,7 @@ type agent struct {
 	hostAddrs atomic.Pointer[[]netip.Addr] // last read
 	sources   atomic.Pointer[[]netip.Addr] // preferred source addresses of routes, last computed
 
-	publishing, routing, addressing, sourcing, checking, fitting, foreignRoutes, foreignRules, filterTrigger, reporting, unreplied *reconcile.Trigger
+	publishing, routing, addressing, sourcing, checking, fitting, filterTrigger, reporting, unreplied *reconcile.Trigger
 
 	unrepliedState unrepliedState
 
@@ -105,7 +105,7 @@ type agent struct {
 	filterRepairs                                               repairs    // guarded by filterMu
 
 	forwarding *reconcile.Trigger
-	forwards   atomic.Pointer[routes.Forwarding] // as last read; nil: not yet
+	forwards   atomic.Pointer[[]string] // settings by which this host doesn't forward, as last read; nil: not yet
 }
 
 // oneNode is a request for a part of what an agent reads of clusters.
@@ -122,9 +122,8 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		addressing: reconcile.NewTrigger(),
 		sourcing:   reconcile.NewTrigger(),
 		checking:   reconcile.NewTrigger(), filterTrigger: reconcile.NewTrigger(),
-		fitting:       reconcile.NewTrigger(),
-		underlay:      routes.NewUnderlay(cfg.Mark),
-		foreignRoutes: reconcile.NewTrigger(), foreignRules: reconcile.NewTrigger(),
+		fitting:   reconcile.NewTrigger(),
+		underlay:  routes.NewUnderlay(cfg.Mark),
 		reporting: reconcile.NewTrigger(), unreplied: reconcile.NewTrigger(),
 		forwarding: reconcile.NewTrigger(),
 		refusals:   &errlog.Log{Logger: log, Level: slog.LevelError, Failing: "remote refused: it gets no tunnel", Over: "remote admitted again"},
@@ -235,8 +234,8 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	if _, err := a.checkSubnets(context.Background()); err != nil {
 		return nil, errors.Join(err, a.close())
 	}
-	a.registry.MustRegister(peers.NewCollector(log, cfg.PeerMetrics, a.observed()...), newFilterCollector(a), newForeignCollector(a),
-		newForwardingCollector(a), newNeighbourCollector(os.DirFS(neighbourStats)))
+	a.registry.MustRegister(peers.NewCollector(log, cfg.PeerMetrics, a.observed()...), newFilterCollector(a), newForwardingCollector(a),
+		newNeighbourCollector(os.DirFS(neighbourStats)))
 	return a, nil
 }
 
@@ -308,7 +307,11 @@ func (a *agent) tasks() []run.Task {
 
 // activeTasks returns the tasks that run while this agent is active.
 func (a *agent) activeTasks() []run.Task {
-	tasks := []run.Task{a.newMonitor(), routes.NewFilterMonitor(a.log, a.filterTrigger.Fire)}
+	tables := func() {
+		a.filterTrigger.Fire()
+		a.sourcing.Fire() // One of them is for ICMP errors.
+	}
+	tasks := []run.Task{a.newMonitor(), routes.NewFilterMonitor(a.log, tables)}
 	// First, because the exit filter and the guard routes keep packets from leaving in
 	// plaintext.
 	tasks = append(tasks, a.loop(reconcile.Config{
@@ -323,13 +326,6 @@ func (a *agent) activeTasks() []run.Task {
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "source addresses", Reconcile: a.syncSources, Trigger: a.sourcing,
 		MinInterval: burstSpacing, Resync: slowPass,
-	}))
-	tasks = append(tasks, a.loop(reconcile.Config{
-		Name: "foreign routes", Reconcile: a.readForeign, Trigger: a.foreignRoutes,
-		MinInterval: foreignSpacing, Resync: foreignPeriod,
-	}), a.loop(reconcile.Config{
-		Name: "foreign rules", Reconcile: a.readForeignRules, Trigger: a.foreignRules,
-		MinInterval: rulesSpacing, Resync: slowPass,
 	}))
 	tasks = append(tasks, a.loop(reconcile.Config{
 		Name: "orphans", Reconcile: a.removeOrphans, Trigger: reconcile.NewTrigger(),
@@ -354,14 +350,7 @@ func (a *agent) activeTasks() []run.Task {
 	tasks = append(tasks, routes.NewUnderlayMonitor(a.log, a.underlay, a.fitting.Fire), a.loop(reconcile.Config{
 		Name: "MTU", Reconcile: a.fitMTUs, Trigger: a.fitting, MinInterval: underlaySpacing,
 	}))
-	flushed := func() {
-		a.forwarding.Fire()
-		a.sourcing.Fire() // Its table may have been flushed.
-	}
-	for _, m := range routes.NewForwardingMonitors(a.log, flushed) {
-		tasks = append(tasks, m)
-	}
-	tasks = append(tasks, a.loop(reconcile.Config{
+	tasks = append(tasks, routes.NewForwardingMonitor(a.log, a.forwarding.Fire), a.loop(reconcile.Config{
 		Name: "forwarding", Reconcile: a.checkForwarding, Trigger: a.forwarding,
 		MinInterval: forwardingSpacing, Resync: slowPass,
 	}))

@@ -111,8 +111,6 @@ func (a *agent) recheckSubnets(ctx context.Context) error {
 		a.routing.Fire()
 		a.sourcing.Fire()
 		a.filterTrigger.Fire()
-		a.foreignRoutes.Fire()
-		a.foreignRules.Fire()
 		for _, r := range a.remotes {
 			r.linking.Fire()
 			r.peering.Fire()

@@ -3,8 +3,8 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -42,23 +42,26 @@ func (a *agent) readForwarding(ctx context.Context) error {
 	for _, r := range a.admitted() {
 		remotes = append(remotes, r.cfg.PodSubnets...)
 	}
-	read, err := routes.ReadForwarding(ctx, pods, remotes)
-	before := a.forwards.Swap(&read)
+	off, err := routes.ForwardingOff(pods, remotes)
+	if err != nil {
+		return err
+	}
+	before := a.forwards.Swap(&off)
 	switch {
-	case read.Blocked() && (before == nil || fmt.Sprint(*before) != fmt.Sprint(read)):
-		a.log.ErrorContext(ctx, "packets between pods and tunnels are not forwarded by this host", "settings", read.Off, "chains", read.Denying)
-	case before != nil && before.Blocked() && !read.Blocked():
+	case len(off) > 0 && (before == nil || !slices.Equal(*before, off)):
+		a.log.ErrorContext(ctx, "packets between pods and tunnels are not forwarded by this host", "settings", off)
+	case len(off) == 0 && before != nil && len(*before) > 0:
 		a.log.InfoContext(ctx, "packets between pods and tunnels are forwarded again")
 	}
-	return err
+	return nil
 }
 
 func (a *agent) forwardingStatus() statuspage.Forwarding {
-	read := a.forwards.Load()
-	if read == nil {
+	off := a.forwards.Load()
+	if off == nil {
 		return statuspage.Forwarding{}
 	}
-	return statuspage.Forwarding{Known: true, Off: read.Off, Denying: read.Denying, Conditional: read.Conditional}
+	return statuspage.Forwarding{Known: true, Off: *off}
 }
 
 // forwardingCollector reports forwarding as last read.
@@ -69,7 +72,7 @@ type forwardingCollector struct {
 
 func newForwardingCollector(a *agent) *forwardingCollector {
 	return &forwardingCollector{agent: a, off: prometheus.NewDesc("semaphore_wg_forwarding_off",
-		"Settings and FORWARD chains of this host by which packets between its pods and tunnels are not forwarded; absent until they are read.", nil, nil)}
+		"Settings of this host by which packets between its pods and tunnels are not forwarded; absent until they are read.", nil, nil)}
 }
 
 // Describe implements prometheus.Collector.
@@ -77,7 +80,7 @@ func (c *forwardingCollector) Describe(ch chan<- *prometheus.Desc) { ch <- c.off
 
 // Collect implements prometheus.Collector.
 func (c *forwardingCollector) Collect(ch chan<- prometheus.Metric) {
-	if read := c.agent.forwards.Load(); read != nil {
-		ch <- prometheus.MustNewConstMetric(c.off, prometheus.GaugeValue, float64(len(read.Off)+len(read.Denying)))
+	if off := c.agent.forwards.Load(); off != nil {
+		ch <- prometheus.MustNewConstMetric(c.off, prometheus.GaugeValue, float64(len(*off)))
 	}
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
-	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/peers/paths"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
@@ -45,11 +44,6 @@ type remote struct {
 	// shared are its pod subnets with nodes inside, and routed those that the routes were
 	// last synced for; nil: not since start.
 	shared, routed atomic.Pointer[[]netip.Prefix]
-	// foreign are the foreign routes to its subnets; nil: not read yet.
-	foreign atomic.Pointer[[]string]
-	// foreignRules are the foreign policy rules that lead its packets past the tunnel; nil:
-	// not read yet.
-	foreignRules atomic.Pointer[[]statuspage.ForeignRule]
 
 	failed atomic.Bool // see unreachable
 

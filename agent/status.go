@@ -16,9 +16,6 @@ import (
 // statusTimeout bounds reading the devices for /status.
 const statusTimeout = 5 * time.Second
 
-// maxForeign bounds the foreign routes and rules in the report; the metrics count all.
-const maxForeign = 100
-
 func (a *agent) status() any {
 	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
 	defer cancel()
@@ -92,12 +89,6 @@ func (r *remote) status(ctx context.Context) statuspage.Remote {
 	}
 	if key := r.device.PublicKey(); !key.IsZero() {
 		rep.Device.PublicKey = key.String()
-	}
-	if foreign := r.foreign.Load(); foreign != nil {
-		rep.Foreign = (*foreign)[:min(len(*foreign), maxForeign)]
-	}
-	if rules := r.foreignRules.Load(); rules != nil {
-		rep.Rules = (*rules)[:min(len(*rules), maxForeign)]
 	}
 	for _, p := range r.cfg.PodSubnets {
 		rep.PodSubnets = append(rep.PodSubnets, p.String())

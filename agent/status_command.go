@@ -61,7 +61,7 @@ func showReport(p *report.Page, rep *statuspage.Agent) {
 	for i := range rep.Remotes {
 		r := &rep.Remotes[i]
 		showRemote(p, remotes, r, rep.RemotesFrom == config.RemotesFromRelay)
-		showStopped(p, r, rep.Exit.State == statuspage.FilterEnforced)
+		showStopped(p, r)
 		showPeers(p, nodes, r)
 		for _, no := range r.Rejected {
 			what := "node"
@@ -127,12 +127,6 @@ func showForwarding(p *report.Page, f *statuspage.Forwarding) {
 	if len(f.Off) > 0 {
 		p.Wrong("this host doesn't forward packets between its pods and tunnels: %s", report.Some(f.Off))
 	}
-	if len(f.Denying) > 0 {
-		p.Wrong("this host drops packets between its pods and tunnels, as no rule accepts any: %s", report.Some(f.Denying))
-	}
-	if len(f.Conditional) > 0 {
-		p.Line("forwarded packets are dropped by default, rules have to accept those of pods: %s", report.Some(f.Conditional))
-	}
 }
 
 // showExit reports when packets to remote pods could leave in plaintext, and the remotes
@@ -172,27 +166,8 @@ func showTranslation(p *report.Page, t *statuspage.Translation) {
 	}
 }
 
-// showStopped names the foreign policy rules that lead packets past the tunnel, and what
-// the exit filter has dropped.
-func showStopped(p *report.Page, r *statuspage.Remote, dropped bool) {
-	fate := "leave in plaintext"
-	if dropped {
-		fate = "are dropped"
-	}
-	var taking, marked []string
-	for _, rule := range r.Rules {
-		if rule.Marked {
-			marked = append(marked, rule.Rule)
-		} else {
-			taking = append(taking, rule.Rule)
-		}
-	}
-	if len(taking) > 0 {
-		p.Wrong("remote %s: policy rules of another program come first and lead packets to its pods past the tunnel, where they %s: %s", r.Name, fate, report.Some(taking))
-	}
-	if len(marked) > 0 {
-		p.Line("remote %s: policy rules of another program come first for packets with a firewall mark, which then %s: %s", r.Name, fate, report.Some(marked))
-	}
+// showStopped shows what the exit filter has dropped.
+func showStopped(p *report.Page, r *statuspage.Remote) {
 	if at := r.LastStopped; r.Stopping {
 		p.Wrong("remote %s: %s packets to its pods were dropped because they would have left in plaintext, the last of them %s", r.Name, packets(r.Stopped), p.Age(at))
 	}
@@ -257,9 +232,6 @@ func showRemote(p *report.Page, t *report.Table, r *statuspage.Remote, relayed b
 	}
 	if len(disputed) > 0 {
 		p.Wrong("%s: nodes of this cluster claim the endpoints of peers, which stay: %s", what, report.Some(disputed))
-	}
-	if len(r.Foreign) > 0 {
-		p.Line("%s: foreign routes to its pods, which packets don't follow: %s", what, report.Some(r.Foreign))
 	}
 	if len(r.Rejected) > 0 {
 		names := make([]string, len(r.Rejected))

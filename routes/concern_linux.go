@@ -81,19 +81,15 @@ func (w *watcher) ofAddress(data []byte) Concern {
 // any rule may be ours.
 func ofRule(data []byte) Concern {
 	mark, ok := attribute(data, unix.SizeofRtMsg, nl.FRA_PROTOCOL)
-	switch {
-	case !ok || len(mark) != 1:
-		return ConcernRoutes | ConcernForeignRules
-	case mark[0] == Protocol:
+	if !ok || len(mark) != 1 || mark[0] == Protocol {
 		return ConcernRoutes
-	default:
-		return ConcernForeignRules
 	}
+	return 0
 }
 
 func (w *watcher) ofRoute(data []byte) Concern {
 	if len(data) < unix.SizeofRtMsg {
-		return ConcernRoutes | ConcernForeign
+		return ConcernRoutes
 	}
 	header := nl.DeserializeRtMsg(data)
 	if header.Protocol == Protocol {
@@ -101,7 +97,7 @@ func (w *watcher) ofRoute(data []byte) Concern {
 	}
 	attrs, err := nl.ParseRouteAttr(data[unix.SizeofRtMsg:])
 	if err != nil {
-		return ConcernRoutes | ConcernForeign
+		return ConcernRoutes
 	}
 	table, to := uint32(header.Table), netip.Prefix{}
 	for _, attr := range attrs {
@@ -113,20 +109,8 @@ func (w *watcher) ofRoute(data []byte) Concern {
 			table = nl.NativeEndian().Uint32(attr.Value)
 		}
 	}
-	switch {
-	case table == OwnTable:
+	if table == OwnTable || table == unix.RT_TABLE_MAIN && slices.Contains(w.Subnets, to) {
 		return ConcernRoutes
-	case table != unix.RT_TABLE_MAIN || !to.IsValid():
-		return 0
-	case slices.Contains(w.Subnets, to):
-		return ConcernRoutes | ConcernForeign
-	case inside(to, w.Subnets):
-		return ConcernForeign
 	}
 	return 0
-}
-
-// inside reports whether a prefix is one of the subnets, or a part of one.
-func inside(p netip.Prefix, subnets []netip.Prefix) bool {
-	return slices.ContainsFunc(subnets, func(s netip.Prefix) bool { return s.Bits() <= p.Bits() && s.Contains(p.Addr()) })
 }

@@ -6,21 +6,6 @@ import (
 	"slices"
 )
 
-// Forwarding is whether the host forwards packets between its pods and our devices.
-type Forwarding struct {
-	// Off are the settings by which it doesn't, like in sysctl(8): other programs' or
-	// administrators', which are left alone.
-	Off []string
-	// Denying are FORWARD chains that accept no packet, as in nft(8) or iptables(8).
-	Denying []string
-	// Conditional are FORWARD chains that drop packets by default. Whether their rules accept
-	// those of pods isn't known.
-	Conditional []string
-}
-
-// Blocked reports whether packets are known not to be forwarded.
-func (f Forwarding) Blocked() bool { return len(f.Off)+len(f.Denying) > 0 }
-
 // hostLink is a link with its setting of forwarding, which counts for the packets that
 // arrive through it.
 type hostLink struct {
@@ -72,57 +57,6 @@ func sysctlName(link string) string {
 		}
 	}
 	return string(name)
-}
-
-// forwardChain is a chain that all forwarded packets of its address families pass.
-type forwardChain struct {
-	text      string // as in nft(8) or iptables(8)
-	four, six bool
-	rules     []forwardRule
-	denies    bool // its policy is to drop
-}
-
-// forwardRule is what a rule may do with a packet that reaches it.
-type forwardRule int
-
-const (
-	ruleDenies    forwardRule = iota // drops all
-	ruleMayDeny                      // drops some, or none
-	ruleMayAccept                    // accepts some, or other rules decide
-)
-
-// verdict reports whether the chain drops packets by default, and whether a rule before
-// that may accept some.
-func (c *forwardChain) verdict() (denies, accepts bool) {
-	for _, r := range c.rules {
-		switch r {
-		case ruleDenies:
-			return true, accepts
-		case ruleMayAccept:
-			accepts = true
-		case ruleMayDeny:
-		}
-	}
-	return c.denies, accepts
-}
-
-// sortChains returns the chains that deny all packets of a family that counts, and those
-// that deny by default and may accept some.
-func sortChains(chains []forwardChain, four, six bool) (denying, conditional []string) {
-	for i := range chains {
-		c := &chains[i]
-		if c.four && four || c.six && six {
-			switch denies, accepts := c.verdict(); {
-			case denies && accepts:
-				conditional = append(conditional, c.text)
-			case denies:
-				denying = append(denying, c.text)
-			}
-		}
-	}
-	slices.Sort(denying)
-	slices.Sort(conditional)
-	return denying, conditional
 }
 
 // overlaps reports whether a route's destination overlaps with one of the prefixes. A

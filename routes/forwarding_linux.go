@@ -1,7 +1,6 @@
 package routes
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -128,28 +127,24 @@ func enableForwarding(index int) error {
 	return err
 }
 
-// ReadForwarding reads whether the host forwards packets between pods, with addresses in
-// the given prefixes, and those of remotes. Errors of firewalls that can't be read are
-// returned beside everything else.
-func ReadForwarding(ctx context.Context, pods, remotes []netip.Prefix) (f Forwarding, err error) {
+// ForwardingOff returns the settings, like in sysctl(8), by which the host doesn't forward
+// packets between pods, with addresses in the given prefixes, and those of remotes. Other
+// programs or administrators have set them, and they are left alone.
+func ForwardingOff(pods, remotes []netip.Prefix) (off []string, err error) {
 	four, six := families(pods, remotes)
 	if four {
-		off, err := readOff4(pods)
-		if err != nil {
-			return f, err
+		if off, err = readOff4(pods); err != nil {
+			return nil, err
 		}
-		f.Off = append(f.Off, off...)
 	}
 	if six {
-		off, err := readOff6(pods)
+		off6, err := readOff6(pods)
 		if err != nil {
-			return f, err
+			return nil, err
 		}
-		f.Off = append(f.Off, off...)
+		off = append(off, off6...)
 	}
-	chains, err := forwardChains(ctx)
-	f.Denying, f.Conditional = sortChains(chains, four, six)
-	return f, err
+	return off, nil
 }
 
 func readOff4(pods []netip.Prefix) ([]string, error) {
@@ -220,20 +215,17 @@ func hostLinks(family int, pods []netip.Prefix, confs map[int]netconf, forwards 
 	return links, nil
 }
 
-// NewForwardingMonitors returns monitors that call notify when forwarding was switched on or
-// off, a link without forwarding was added, or a chain of forwarded packets was added,
-// changed or removed, and after each subscription. See [MonitorConfig] for notify.
-func NewForwardingMonitors(log *slog.Logger, notify func()) []*Monitor {
-	return []*Monitor{{
+// NewForwardingMonitor returns a monitor that calls notify when forwarding was switched on or
+// off, or a link without forwarding was added, and after each subscription. See
+// [MonitorConfig] for notify.
+func NewForwardingMonitor(log *slog.Logger, notify func()) *Monitor {
+	return &Monitor{
 		name: "forwarding monitor", log: log, notify: func(Concern) { notify() }, buffer: monitorBuffer,
 		subscribed: func() (*nl.NetlinkSocket, error) {
 			return nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)
 		},
 		concerns: concernsForwarding, everything: ConcernForwarding,
-	}, {
-		name: "monitor of forwarding chains", log: log, notify: func(Concern) { notify() }, buffer: monitorBuffer,
-		subscribed: subscribeToFilters, concerns: concernsForwardChain, everything: ConcernForwarding,
-	}}
+	}
 }
 
 func concernsForwarding(msg syscall.NetlinkMessage) Concern {

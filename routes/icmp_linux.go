@@ -81,16 +81,16 @@ func readICMP(ctx context.Context) (objects [][]netlink.Attribute, installed boo
 		if part.ask == unix.NFT_MSG_GETRULE {
 			filter = []attr{label(unix.NFTA_RULE_TABLE, ICMPTable)}
 		}
-		found, err := dumpNFT(conn, unix.NFPROTO_INET, part.ask, filter...)
+		found, err := ask(conn, part.ask, filter...)
 		if err != nil {
 			return nil, false, err
 		}
 		for _, f := range found {
-			switch ours := textOf(f.attrs, part.table) == ICMPTable; {
+			switch ours := textOf(f, part.table) == ICMPTable; {
 			case ours && part.ask == unix.NFT_MSG_GETTABLE:
 				installed = true
 			case ours:
-				objects = append(objects, f.attrs)
+				objects = append(objects, f)
 			}
 		}
 	}

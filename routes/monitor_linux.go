@@ -38,19 +38,15 @@ const (
 	ConcernLinks
 	// ConcernAddresses are all addresses of this host.
 	ConcernAddresses
-	// ConcernForeign are foreign routes to a remote pod subnet or a part of one.
-	ConcernForeign
-	// ConcernFilter is the table of [Filter].
+	// ConcernFilter are our tables of nf_tables.
 	ConcernFilter
 	// ConcernUnderlay are the paths of an [Underlay].
 	ConcernUnderlay
-	// ConcernForwarding are what [ReadForwarding] reads.
+	// ConcernForwarding is what [ForwardingOff] reads.
 	ConcernForwarding
-	// ConcernForeignRules are policy rules of other programs.
-	ConcernForeignRules
 
 	// ConcernAll is everything that a monitor of routes watches, after lost events.
-	ConcernAll = ConcernRoutes | ConcernLinks | ConcernAddresses | ConcernForeign | ConcernForeignRules
+	ConcernAll = ConcernRoutes | ConcernLinks | ConcernAddresses
 )
 
 // Monitor notifies of events of the kernel that may affect our objects there.
@@ -88,8 +84,7 @@ type MonitorConfig struct {
 //     routes with that source, and the source of IPv6 routes;
 //   - when one of our routes changed, or one in our table, or any route to a remote pod
 //     subnet, which may have replaced ours;
-//   - when a foreign route to a part of a remote pod subnet changed;
-//   - when a policy rule was added or removed;
+//   - when one of our policy rules was added or removed;
 //   - after each subscription, because earlier events are unknown.
 //
 // Other events cost only their reception.
@@ -101,12 +96,12 @@ func NewMonitor(cfg MonitorConfig) *Monitor {
 	}
 }
 
-// NewFilterMonitor returns a monitor that calls notify when the table of [Filter] changed,
-// and after each subscription. notify must not block. Where the kernel has no nf_tables it
+// NewFilterMonitor returns a monitor that calls notify when the table of [Filter] or of
+// [SyncICMP] changed, and after each subscription. notify must not block. Where the kernel has no nf_tables it
 // keeps retrying.
 func NewFilterMonitor(log *slog.Logger, notify func()) *Monitor {
 	return &Monitor{
-		name: "source filter monitor", log: log, notify: func(Concern) { notify() }, buffer: monitorBuffer,
+		name: "packet filter monitor", log: log, notify: func(Concern) { notify() }, buffer: monitorBuffer,
 		subscribed: subscribeToFilters, concerns: concernsFilter, everything: ConcernFilter,
 	}
 }
@@ -239,7 +234,11 @@ func concernsFilter(msg syscall.NetlinkMessage) Concern {
 		return ConcernFilter
 	}
 	attrs, err := nl.ParseRouteAttr(msg.Data[genHeader:])
-	if err != nil || len(attrs) == 0 || string(bytes.TrimRight(attrs[0].Value, "\x00")) == FilterTable {
+	if err != nil || len(attrs) == 0 {
+		return ConcernFilter
+	}
+	switch string(bytes.TrimRight(attrs[0].Value, "\x00")) {
+	case FilterTable, ICMPTable:
 		return ConcernFilter
 	}
 	return 0

@@ -203,7 +203,6 @@ func TestMonitorRenewsASubscriptionThatLostEvents(t *testing.T) {
 
 func TestMonitorNotifiesOfInvalidEvents(t *testing.T) {
 	monitor := NewMonitor(MonitorConfig{Logger: slog.New(slog.DiscardHandler), Subnets: prefixes(subnet4)})
-	const both = ConcernRoutes | ConcernForeign
 	tests := map[string]struct {
 		kind uint16
 		data []byte
@@ -211,10 +210,10 @@ func TestMonitorNotifiesOfInvalidEvents(t *testing.T) {
 	}{
 		"link":                        {kind: unix.RTM_NEWLINK, want: ConcernLinks | ConcernRoutes},
 		"address":                     {kind: unix.RTM_DELADDR, want: ConcernAddresses | ConcernRoutes},
-		"policy rule":                 {kind: unix.RTM_DELRULE, want: ConcernRoutes | ConcernForeignRules},
-		"policy rule without a mark":  {kind: unix.RTM_DELRULE, data: make([]byte, unix.SizeofRtMsg), want: ConcernRoutes | ConcernForeignRules},
-		"route that is cut off":       {kind: unix.RTM_NEWROUTE, data: make([]byte, 3), want: both},
-		"route with broken attribute": {kind: unix.RTM_NEWROUTE, data: append(make([]byte, unix.SizeofRtMsg), 1, 0, 1, 0), want: both},
+		"policy rule":                 {kind: unix.RTM_DELRULE, want: ConcernRoutes},
+		"policy rule without a mark":  {kind: unix.RTM_DELRULE, data: make([]byte, unix.SizeofRtMsg), want: ConcernRoutes},
+		"route that is cut off":       {kind: unix.RTM_NEWROUTE, data: make([]byte, 3), want: ConcernRoutes},
+		"route with broken attribute": {kind: unix.RTM_NEWROUTE, data: append(make([]byte, unix.SizeofRtMsg), 1, 0, 1, 0), want: ConcernRoutes},
 		"default route":               {kind: unix.RTM_NEWROUTE, data: make([]byte, unix.SizeofRtMsg)},
 		"neighbour":                   {kind: unix.RTM_NEWNEIGH},
 	}
@@ -265,12 +264,12 @@ func TestMonitorClassifiesEvents(t *testing.T) {
 			{"the address that is the source", func() { addAddress(t, "lo", "10.1.3.1/32") }, ConcernAddresses | ConcernRoutes},
 			{"a route elsewhere", func() { add(foreign("10.9.0.0/16", 0)); add(foreign("fd09::/48", 0)) }, 0},
 			{"a wider route", func() { add(foreign("10.0.0.0/8", 0)) }, 0},
-			{"a route to a part, IPv4", func() { add(foreign("10.4.9.0/24", 0)) }, ConcernForeign},
-			{"a route to a part, IPv6", func() { add(foreign("fd04:0:0:9::/64", 0)) }, ConcernForeign},
+			{"a route to a part, IPv4", func() { add(foreign("10.4.9.0/24", 0)) }, 0},
+			{"a route to a part, IPv6", func() { add(foreign("fd04:0:0:9::/64", 0)) }, 0},
 			{"the same in a table of others", func() { add(foreign("10.4.9.0/24", 99)) }, 0},
-			{"a route to all of it", func() { add(foreign(subnet4, 0)) }, ConcernForeign | ConcernRoutes},
+			{"a route to all of it", func() { add(foreign(subnet4, 0)) }, ConcernRoutes},
 			{"a route in our table", func() { add(foreign("10.9.0.0/16", OwnTable)) }, ConcernRoutes},
-			{"a rule of others", func() { must(t, netlink.RuleAdd(rule(0))) }, ConcernForeignRules},
+			{"a rule of others", func() { must(t, netlink.RuleAdd(rule(0))) }, 0},
 			{"a rule of ours", func() { must(t, netlink.RuleAdd(rule(Protocol))) }, ConcernRoutes},
 			{"a route of ours", func() { mustSync(t, table, Desired(prefixes(subnet6), 0, nil)) }, ConcernRoutes},
 		} {
@@ -313,7 +312,7 @@ func start(t *testing.T, monitor *Monitor) <-chan struct{} {
 	t.Helper()
 	events := make(chan struct{}, 1)
 	monitor.notify = func(c Concern) {
-		if c&^(ConcernAddresses|ConcernForeign) != 0 {
+		if c&^ConcernAddresses != 0 {
 			fire(events)
 		}
 	}

@@ -180,30 +180,6 @@ func TestSyncReportsARouteInTheWay(t *testing.T) {
 	})
 }
 
-func TestForeignRoutesAreFound(t *testing.T) {
-	nstest.Run(t, func(t *testing.T) {
-		eth0, gcp := addDevice(t, "eth0"), addDevice(t, "wireguard.gcp")
-		table := newTable(t)
-		mustSync(t, table, Desired(prefixes(subnet4, subnet6), gcp, nil))
-		for _, to := range []string{"10.4.9.0/24", "10.0.0.0/8", "10.5.0.0/16", "fd04:0:0:1::/64", "::/0"} {
-			addRoute(t, netlink.Route{LinkIndex: eth0, Scope: unix.RT_SCOPE_LINK, Protocol: unix.RTPROT_BIRD}, to)
-		}
-		addRoute(t, netlink.Route{LinkIndex: gcp, Scope: unix.RT_SCOPE_LINK}, "10.4.8.0/24")
-		found, err := table.Foreign(prefixes(subnet4, subnet6), gcp)
-		must(t, err)
-		var got []string
-		for _, f := range found {
-			got = append(got, f.Text)
-		}
-		if diff := cmp.Diff([]string{
-			"10.4.9.0/24 dev eth0 protocol bird",
-			"fd04:0:0:1::/64 dev eth0 protocol bird metric 1024",
-		}, got); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
-	})
-}
-
 // The original tool calls RouteReplace with link, destination and scope only, which the
 // kernel stores with protocol boot.
 func TestSyncTakesOverTheRouteOfTheOriginalTool(t *testing.T) {

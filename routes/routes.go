@@ -26,7 +26,7 @@
 // [Filter].
 //
 // A foreign policy rule before ours decides first. It is never changed; packets that it leads
-// past the tunnel are dropped where they leave (see [Exit]), and [Table.ForeignRules] names it.
+// past the tunnel are dropped where they leave, and counted (see [Exit]).
 package routes
 
 import (

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -159,7 +161,16 @@ func try(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, tak
 	}
 	session.Say("testing connections with temporary pods in %s", probe.Namespace)
 	plan.Asks = Asks(read)
-	return probe.Mesh(ctx, readable, inspect.ReadAll(ctx, readable), plan)
+	results, err := probe.Mesh(ctx, readable, inspect.ReadAll(ctx, readable), plan)
+	if results != nil && slices.ContainsFunc(results.Connections, func(l probe.Connection) bool { return l.Error+l.Datagrams != "" }) {
+		// What agents have counted meanwhile shows where packets end.
+		var reading sync.WaitGroup
+		for i, c := range readable {
+			reading.Go(func() { read[i].Later = inspect.Programs(ctx, c).Acting() })
+		}
+		reading.Wait()
+	}
+	return results, err
 }
 
 // untested adds the error of testing, or of removing what was created for it.

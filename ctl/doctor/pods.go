@@ -76,14 +76,15 @@ func podRules() []Rule {
 				}
 				return fmt.Sprintf("full-size packets of pods on %s to %s are lost", l.From.Node, l.To.Node), fmt.Sprintf("packets of %d bytes, the kernel's path MTU, are lost; packets of %d bytes get through", l.MTU, l.Carries)
 			}),
-		rule("pods-dropped", "allow packets between the remote's pod subnets and own pods on both nodes: check the policy and rules of their FORWARD chains (nft list ruleset, iptables -S FORWARD), network policies, and masquerading to addresses outside the pod subnets", append([]string{"pods-masqueraded"}, roots...), true,
+		rule("pods-dropped", "on the node that is named look for what drops packets between the remote's pod subnets and own pods: nft list ruleset, iptables -S FORWARD, ip6tables -S FORWARD. It is a rule or the policy of a chain of forwarded packets, which network policies become as well, or masquerading to an address outside of the node's pod prefixes (iptables -t nat -S POSTROUTING)", append([]string{"pods-masqueraded"}, roots...), true,
 			func(f *Facts, l *probe.Connection) (what, evidence string) {
 				scope := legScope(l)
 				err := strings.TrimSpace(l.Error + l.Datagrams)
 				if err == "" || !f.up(scope) {
 					return "", ""
 				}
-				return fmt.Sprintf("the tunnel between %s and %s is up, and packets between their pods are dropped on one of these nodes", l.From.Node, l.To.Node), l.Address + ": " + err
+				where, counted := f.end(l)
+				return fmt.Sprintf("the tunnel between %s and %s is up, and packets between their pods are dropped %s", l.From.Node, l.To.Node, where), l.Address + ": " + err + counted
 			}),
 		rule("pods-unreached", "find out why the path between their nodes isn't reported as up", append([]string{"pods-masqueraded", "pods-dropped"}, roots...), true,
 			func(_ *Facts, l *probe.Connection) (what, evidence string) {

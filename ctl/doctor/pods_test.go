@@ -9,6 +9,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/inspecttest"
 )
 
@@ -143,6 +144,66 @@ func TestResultsOfPods(t *testing.T) {
 				t.Errorf("unknown: %+v", d.Unknown)
 			}
 		})
+	}
+}
+
+// Where packets end between two nodes is what their agents have counted meanwhile.
+func TestWherePacketsEnd(t *testing.T) {
+	const burst = 1_000_000
+	type counts struct{ sent, received int64 } // of a direction, by its nodes
+	for name, tt := range map[string]struct {
+		there, back counts
+		answers     bool // pods of gcp get answers from aws
+		want        string
+	}{
+		"a chain of forwarded packets to the tunnel on the first": {counts{9_000, 8_000}, counts{burst, burst}, false, "on aws-1, before they enter the tunnel"},
+		"one on the second":                {counts{burst, burst}, counts{9_000, 8_000}, false, "on gcp-1, before they enter the tunnel"},
+		"addresses of another node":        {counts{burst, 8_000}, counts{burst, burst}, false, "by WireGuard on gcp-1: aws-1 gives them addresses that aren't those of its pods"},
+		"new connections from the tunnel":  {counts{burst, burst}, counts{9_000, 8_000}, true, "on gcp-1, where they come out of the tunnel"},
+		"all packets from the tunnel":      {counts{burst, burst}, counts{burst, burst}, false, "on aws-1 or gcp-1, where they come out of the tunnel"},
+		"counters that were reset":         {counts{-5_000, burst}, counts{burst, burst}, false, "on aws-1, where they come out of the tunnel"},
+		"counters that are hardly enough":  {counts{burst - 1, burst}, counts{burst - 1, burst}, false, "on one of these nodes"},
+		"others that send in the meantime": {counts{burst / 3, burst / 3}, counts{9 * burst, 9 * burst}, false, "on aws-1, before they enter the tunnel"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			clusters, tried := inspecttest.Pair(2), tries()
+			tried.Connections[0].Try = reach.Try{Error: "i/o timeout", Burst: burst}
+			if !tt.answers {
+				tried.Connections[1].Try = tried.Connections[0].Try
+			}
+			before, after := &patient{clusters[0], clusters[1]}, inspecttest.Pair(2)
+			later := &patient{after[0], after[1]}
+			for _, p := range []*patient{before, later} {
+				for _, of := range []*statuspage.Peer{p.path(0, 0), p.back(0, 0)} {
+					of.TxBytes, of.RxBytes = 50_000, 50_000
+				}
+			}
+			later.path(0, 0).TxBytes += tt.there.sent
+			later.back(0, 0).RxBytes += tt.there.received
+			later.back(0, 0).TxBytes += tt.back.sent
+			later.path(0, 0).RxBytes += tt.back.received
+			for i, c := range clusters {
+				c.Later = after[i].Acting()
+			}
+			d := diagnose(t, clusters, tried, true)
+			if len(d.Causes) != 1 || d.Causes[0].ID != "pods-dropped" || !strings.HasSuffix(d.Causes[0].What, "packets between their pods are dropped "+tt.want) {
+				t.Errorf("causes %+v, want packets to be dropped %s", d.Causes, tt.want)
+			}
+		})
+	}
+}
+
+// Packets of temporary pods that the exit filter has dropped name the node.
+func TestPacketsOfTestsAreStopped(t *testing.T) {
+	clusters, tried := inspecttest.Pair(2), tries()
+	tried.Connections[0].Try = reach.Try{Error: "i/o timeout", Burst: 1_000_000}
+	after := inspecttest.Pair(2)
+	n, now := uint64(1_000), after[0].Taken
+	gcp := &after[0].Agents[0].Value.Remotes[0]
+	gcp.Stopped, gcp.LastStopped, gcp.Stopping = &n, &now, true
+	clusters[0].Later, clusters[1].Later = after[0].Acting(), after[1].Acting()
+	if d := diagnose(t, clusters, tried, true); len(d.Causes) != 1 || d.Causes[0].ID != "foreign-rule" || d.Causes[0].Where.Node != "aws-1" {
+		t.Errorf("causes %+v, want a foreign rule on aws-1", d.Causes)
 	}
 }
 

@@ -57,7 +57,10 @@ type Cluster struct {
 	// Settings is the ConfigMap of our programs; nil: there is none.
 	Settings Fact[map[string]string]
 
-	Agents   []Reported[statuspage.Agent]
+	Agents []Reported[statuspage.Agent]
+	// Later are the reports of the active agents after temporary pods have tested connections, by
+	// node; nil: not read.
+	Later    map[string]*statuspage.Agent
 	Mirrors  []Reported[statuspage.Mirror]
 	Policies []Reported[statuspage.Policy]
 	Relays   []Reported[statuspage.Relay]

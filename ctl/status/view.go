@@ -208,7 +208,7 @@ func (v *View) cluster(c *inspect.Cluster) Cluster {
 		if a := &c.Agents[i]; a.Known() {
 			note(inspect.WireGuard, a.Value.Version)
 			v.relayed(c, &shown, a)
-			if off := slices.Concat(a.Value.Forwarding.Off, a.Value.Forwarding.Denying); len(off) > 0 {
+			if off := a.Value.Forwarding.Off; len(off) > 0 {
 				v.wrong(c.Name, "%s: %s doesn't forward packets of its pods: %s", c.Name, a.Pod.Node, some(off, len(off)))
 			}
 		}

@@ -120,19 +120,12 @@ func TestMesh(t *testing.T) {
 		eventually(t, repair, "eight routes", func(ctx context.Context) error { return hasRoutes(ctx, aws1.Node, 8) })
 	})
 
-	part("foreign routes take nothing and are reported", func(t *testing.T) {
+	part("foreign routes take nothing", func(t *testing.T) {
 		via := gcp1.Node.Addresses()[0].String()
 		for _, to := range []string{"10.4.1.0/24", "10.4.0.0/16"} {
 			_, err := aws1.Node.Run(t.Context(), "ip", "route", "add", to, "via", via, "proto", "bird", "metric", "50")
 			must(t, err)
 		}
-		eventually(t, time.Minute, "status to report it", func(ctx context.Context) error {
-			out, err := aws1.Node.Run(ctx, p.Binary, "status")
-			if err == nil && !strings.Contains(out, "10.4.1.0/24 via "+via) {
-				err = errors.New(out)
-			}
-			return err
-		})
 		must(t, programs.WaitReach(within(t, repair), awsPod, gcpPod))
 		_, err := aws1.Node.Run(t.Context(), "ip", "route", "flush", "proto", "bird")
 		must(t, err)

@@ -28,9 +28,11 @@ type Try struct {
 	Error string `json:"error,omitempty"`
 	// Seen is the source address that the other pod saw, if it isn't one of this pod.
 	Seen string `json:"seen,omitempty"`
-	// Datagrams is the error over UDP after success over TCP; the other fields are empty
-	// then.
+	// Datagrams is the error over UDP after success over TCP.
 	Datagrams string `json:"datagrams,omitempty"`
+	// Burst are the bytes of datagrams that were sent after either error, of which the agents'
+	// counters show how far they get; all fields below are zero then.
+	Burst int `json:"burst,omitempty"`
 	// RTT is the median round-trip time of small datagrams in microseconds.
 	RTT int64 `json:"rtt,omitempty"`
 	// MTU is the kernel's path MTU in bytes of IP packets, Carries the size of the largest
@@ -61,6 +63,10 @@ const (
 	smallest = 32
 	// mostNamed is the maximum number of reported addresses of a name.
 	mostNamed = 4
+	// burstOf are the number and the size in bytes of a burst's datagrams, burstSpacing the
+	// interval between them.
+	burstOf, burstSize = 1000, 1000
+	burstSpacing       = time.Millisecond
 )
 
 // Encode returns the result as JSON of at most maxResult bytes.
@@ -124,6 +130,36 @@ func TryAll(ctx context.Context, r Request, result *Result) {
 }
 
 func (s Secret) try(ctx context.Context, address string, own []string, limit time.Duration) Try {
+	t := s.reach(ctx, address, own, limit)
+	if t.Error+t.Datagrams != "" {
+		t.Burst = burst(ctx, address)
+	}
+	return t
+}
+
+// burst sends datagrams to a pod that doesn't answer, and returns their bytes.
+func burst(ctx context.Context, address string) (sent int) {
+	conn, err := new(net.Dialer).DialContext(ctx, "udp", at(address))
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = conn.Close() }() // no unsent data
+	ticker := time.NewTicker(burstSpacing)
+	defer ticker.Stop()
+	for range burstOf {
+		if n, err := conn.Write(make([]byte, burstSize)); err == nil { // Errors are those of earlier ones.
+			sent += n
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return sent
+		}
+	}
+	return sent
+}
+
+func (s Secret) reach(ctx context.Context, address string, own []string, limit time.Duration) Try {
 	var t Try
 	seen, err := until(ctx, limit, func(ctx context.Context) (string, error) { return s.whoAmI(ctx, address) })
 	if err != nil {

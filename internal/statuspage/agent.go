@@ -130,10 +130,6 @@ type Forwarding struct {
 	Known bool `json:"known"` // read since start
 	// Off are settings by which it doesn't.
 	Off []string `json:"off,omitempty"`
-	// Denying are FORWARD chains that accept no packet, Conditional those that drop packets
-	// by default, whose rules have to accept those of pods.
-	Denying     []string `json:"chainsDenying,omitempty"`
-	Conditional []string `json:"chainsConditional,omitempty"`
 }
 
 // Removed are pod subnets that are no longer configured.
@@ -156,10 +152,7 @@ type Remote struct {
 	Source        string      `json:"source"` // of the peers, a peers.Source
 	Peers         []Peer      `json:"peers"`
 	Rejected      []Rejection `json:"rejected"`
-	Foreign       []string    `json:"foreignRoutes,omitempty"` // to its subnets or parts of them
 	Forged        *uint64     `json:"forgedPackets,omitempty"` // dropped by the source filter; nil: not known
-	// Rules are foreign policy rules that come first and lead its packets past the tunnel.
-	Rules []ForeignRule `json:"foreignRules,omitempty"`
 	// Stopped are packets to its pods that the exit filter dropped because they would have
 	// left in plaintext, the last of them at LastStopped; nil: not known, or not since start.
 	Stopped     *uint64    `json:"stoppedPackets,omitempty"`
@@ -175,12 +168,6 @@ func (r *Remote) Peer(node string) *Peer {
 		}
 	}
 	return nil
-}
-
-// ForeignRule is a policy rule of another program.
-type ForeignRule struct {
-	Rule   string `json:"rule"`             // like in ip-rule(8), and its route
-	Marked bool   `json:"marked,omitempty"` // it selects packets by a firewall mark
 }
 
 // Connection is the state of the connection to an API server.

@@ -58,7 +58,7 @@ var runners = []struct {
 	{regexp.MustCompile(`^(sudo )?make `), Here},
 	{regexp.MustCompile(`^(\w+=\S*(\$\([^)]*\))? )?go -C tools run \./release `), Here},
 	{regexp.MustCompile(`^go run \./e2e/kernel `), Here},
-	{regexp.MustCompile(`^(umask 077; )?(ip|wg|nft) `), Operator},
+	{regexp.MustCompile(`^(umask 077; )?(ip|wg|nft|iptables|ip6tables) `), Operator},
 	{regexp.MustCompile(`^curl -s http://127\.0\.0\.1:7774/`), Operator},
 	{regexp.MustCompile(`^semaphorectl tokens `), Example},
 	{regexp.MustCompile(`^(semaphorectl|kubectl semaphore) `), Here},
