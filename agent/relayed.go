@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,13 +25,12 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 	"github.com/kube-semaphore/kube-semaphore/peers"
-	"github.com/kube-semaphore/kube-semaphore/peers/shards"
 )
 
 // relayed is what semaphore-relay has stored for agents in this cluster: the nodes of all
 // remotes, and those of this cluster. One watch reads all of it.
 type relayed struct {
-	watch       *kube.Watch[*shards.Object]
+	watch       *kube.Watch[*relayedObject]
 	leaseReader leaseReader
 	sorting     *reconcile.Trigger
 	cluster     string                     // this one
@@ -52,9 +52,24 @@ type relayedCluster struct {
 	name    string
 	from    *relayed
 	changed func()
-	most    int              // of nodes, when those of earlier sets are retained
-	objects []*shards.Object // of which known is made, sorted; owned by the loop
+	most    int // of nodes, when earlier ones are retained
+	seen    relayedVersion
 	known   atomic.Pointer[relayedNodes]
+}
+
+// relayedObject is an object as it is held. It is immutable.
+type relayedObject struct {
+	of      *relayedCluster
+	count   int              // of the cluster; negative: it is a node
+	node    *peers.Node      // of a remote; nil: it is another object
+	local   *peers.LocalNode // of this cluster; nil: it is another object
+	version uint64           // resource version; 0: it isn't a number
+}
+
+// relayedVersion identifies a state of the objects of a cluster.
+type relayedVersion struct {
+	objects     int
+	sum, newest uint64 // of resource versions
 }
 
 // relayedNodes is what is known of a cluster. It is immutable.
@@ -64,28 +79,26 @@ type relayedNodes struct {
 	synced bool // the set was complete since start
 	// incomplete is why more nodes may exist; empty: the set is complete.
 	incomplete string
-	// revision is the newest resource version of the objects.
+	// revision is the newest resource version of the objects; empty: there are none.
 	revision string
 }
 
 // errNoCRD explains what an API server answers without the CustomResourceDefinition.
 var errNoCRD = errors.New("this cluster has no WireguardPeers: apply deploy/relay, or set SEMAPHORE_REMOTES_FROM=api")
 
-// after returns what is known after the objects were read as set; nil: there are none. Nothing
-// is removed because of an incomplete set: nodes of the one before stay, at most most of them.
-func (k relayedNodes) after(set *shards.Set, most int) relayedNodes {
-	if set == nil {
-		set = &shards.Set{Incomplete: "no objects"}
+// after returns what is known after the objects of the cluster were read as now. Nothing is removed
+// because of an incomplete set: nodes of the one before stay, at most most of them.
+func (k relayedNodes) after(now relayedNodes, most int) relayedNodes {
+	if now.incomplete == "" {
+		now.synced = true
+		return now
 	}
-	if set.Incomplete == "" {
-		return relayedNodes{nodes: set.Nodes, locals: set.Locals, synced: true}
-	}
-	k.incomplete = set.Incomplete
+	k.incomplete, k.revision = now.incomplete, now.revision
 	if !k.synced {
 		return k
 	}
-	k.nodes = union(set.Nodes, k.nodes, most, func(n *peers.Node) string { return n.Name })
-	k.locals = union(set.Locals, k.locals, most, func(n peers.LocalNode) string { return n.Name })
+	k.nodes = union(now.nodes, k.nodes, most, func(n *peers.Node) string { return n.Name })
+	k.locals = union(now.locals, k.locals, most, func(n peers.LocalNode) string { return n.Name })
 	return k
 }
 
@@ -117,28 +130,27 @@ func newRelayed(cfg *config.Wireguard, client kube.Client, server *kube.Server, 
 		r.clusters[remote.Name] = newRelayedCluster(r, remote.Name, remote.MaxObjects)
 		most[remote.Name] = remote.MaxPrefixes
 	}
-	r.watch = kube.NewWatch(kube.WatchConfig[*shards.Object]{
+	r.watch = kube.NewWatch(kube.WatchConfig[*relayedObject]{
 		Cluster: cfg.ClusterName, Server: server, Kind: v1alpha1.Resource, Object: &v1alpha1.WireguardPeers{},
 		ListWatch: kube.ListWatch(kube.Of(
 			func() (kube.Client, error) { return client, nil },
 			func(c kube.Client) kube.Resource[*v1alpha1.WireguardPeersList] {
 				return c.WireguardPeers(cfg.Namespace)
 			}), nil),
-		Keep: func(obj runtime.Object) (*shards.Object, bool) {
+		Keep: func(obj runtime.Object) (*relayedObject, bool) {
 			o, ok := obj.(*v1alpha1.WireguardPeers)
 			if !ok {
 				return nil, false
 			}
-			prefixes, configured := most[o.Spec.Cluster]
+			c, configured := r.clusters[o.Spec.Cluster]
 			if !configured {
 				return nil, false
 			}
-			object, err := shards.Decode(o, prefixes)
+			object, err := c.keep(o, most[c.name])
 			if err != nil {
 				log.Warn("invalid object: its set counts as incomplete", "object", o.Name, "err", err)
-				return nil, false
 			}
-			return object, true
+			return object, object != nil
 		},
 		Notify: r.sorting.Fire,
 		Spread: func() time.Duration { return spread(len(r.clusters[r.cluster].known.Load().locals)) },
@@ -231,26 +243,47 @@ func (r *relayed) tasks(loop func(reconcile.Config) *reconcile.Loop) []run.Task 
 	})}
 }
 
+// keep returns an object as it is held; nil: it isn't, as one of an earlier release. Nodes have at
+// most maxPrefixes prefixes.
+func (c *relayedCluster) keep(o *v1alpha1.WireguardPeers, maxPrefixes int) (*relayedObject, error) {
+	if o.Name != o.Spec.ObjectName() {
+		return nil, nil
+	}
+	kept := &relayedObject{of: c, count: -1}
+	kept.version, _ = strconv.ParseUint(o.ResourceVersion, 10, 64)
+	switch {
+	case o.Spec.Name == "":
+		kept.count = o.Spec.Count
+	case c.name == c.from.cluster:
+		local, err := peers.LocalFromStored(&o.Spec)
+		if err != nil {
+			return nil, err
+		}
+		kept.local = &local
+	default:
+		kept.node = peers.FromStored(&o.Spec, maxPrefixes)
+	}
+	return kept, nil
+}
+
 // sort updates what is known of the clusters whose objects have changed.
 func (r *relayed) sort(context.Context) error {
 	objects, synced := r.watch.Snapshot()
 	if !synced {
 		return nil
 	}
-	of := map[string][]*shards.Object{}
+	seen := make(map[*relayedCluster]relayedVersion, len(r.clusters))
 	for _, o := range objects {
-		of[o.Cluster] = append(of[o.Cluster], o)
+		v := seen[o.of]
+		seen[o.of] = relayedVersion{v.objects + 1, v.sum + o.version, max(v.newest, o.version)}
 	}
 	for name, c := range r.clusters {
-		now := of[name]
-		slices.SortFunc(now, func(a, b *shards.Object) int { return cmp.Compare(a.Shard, b.Shard) })
 		before := c.known.Load()
-		if slices.Equal(now, c.objects) && (before.synced || before.incomplete != "") {
+		if seen[c] == c.seen && (before.synced || before.incomplete != "") {
 			continue
 		}
-		c.objects = now
-		after := before.after(shards.Join(now)[name], c.most)
-		after.revision = shards.Newest(now)
+		c.seen = seen[c]
+		after := before.after(c.collect(objects), c.most)
 		if after.incomplete != before.incomplete {
 			r.log.Info("set of nodes", "cluster", name, "incomplete", after.incomplete, "nodes", max(len(after.nodes), len(after.locals)))
 		}
@@ -258,6 +291,27 @@ func (r *relayed) sort(context.Context) error {
 		c.changed()
 	}
 	return nil
+}
+
+// collect returns what the objects say about the cluster.
+func (c *relayedCluster) collect(objects []*relayedObject) (now relayedNodes) {
+	counted := -1
+	for _, o := range objects {
+		switch {
+		case o.of != c:
+		case o.node != nil:
+			now.nodes = append(now.nodes, o.node)
+		case o.local != nil:
+			now.locals = append(now.locals, *o.local)
+		default:
+			counted = o.count
+		}
+	}
+	if c.seen.newest > 0 {
+		now.revision = strconv.FormatUint(c.seen.newest, 10)
+	}
+	now.incomplete = v1alpha1.Incomplete(counted, len(now.nodes)+len(now.locals))
+	return now
 }
 
 // Snapshot implements nodeSource.

@@ -26,7 +26,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/reporttest"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 	"github.com/kube-semaphore/kube-semaphore/peers"
-	"github.com/kube-semaphore/kube-semaphore/peers/shards"
 )
 
 const relayNamespace = "sys-semaphore"
@@ -72,25 +71,25 @@ func relayBubble(t *testing.T, test func(b *relayBed)) {
 }
 
 // store writes the objects of a cluster, as the relay does, and returns their names.
-func (b *relayBed) store(cluster string, nodes []*shards.Node) []string {
+func (b *relayBed) store(cluster string, nodes []*v1alpha1.Spec) (names []string) {
 	b.t.Helper()
-	plan := shards.Desired(cluster, nodes, nil)
-	names := append(slices.Clone(plan.Shards()), "")
-	for _, name := range names {
-		b.put(cluster, plan, name)
+	for _, n := range append(slices.Clone(nodes), &v1alpha1.Spec{Cluster: cluster, Count: len(nodes)}) {
+		b.put(n)
+		names = append(names, n.ObjectName())
+	}
+	for _, o := range kubetest.All[v1alpha1.WireguardPeers](b.api, v1alpha1.Resource, relayNamespace) {
+		if o.Spec.Cluster == cluster && !slices.Contains(names, o.Name) {
+			b.api.Remove(v1alpha1.Resource, relayNamespace, o.Name)
+		}
 	}
 	return names
 }
 
 // put writes one object.
-func (b *relayBed) put(cluster string, plan *shards.Plan, name string) {
+func (b *relayBed) put(spec *v1alpha1.Spec) {
 	b.t.Helper()
-	spec, _ := plan.Next(name, func(string) *v1alpha1.Spec { return nil })
-	if spec == nil {
-		b.t.Fatalf("no shard %q", name)
-	}
 	b.api.Put(b.t, v1alpha1.Resource, &v1alpha1.WireguardPeers{
-		ObjectMeta: metav1.ObjectMeta{Namespace: relayNamespace, Name: shards.Name(cluster, name)}, Spec: *spec,
+		ObjectMeta: metav1.ObjectMeta{Namespace: relayNamespace, Name: spec.ObjectName()}, Spec: *spec,
 	})
 }
 
@@ -117,13 +116,9 @@ func remoteNode(i int) *peers.Node {
 	return &peers.Node{Name: fmt.Sprintf("gcp-%02d", i), PublicKey: "k", Endpoint: fmt.Sprintf("192.0.2.%d:51820", i), Published: true, PodCIDRs: []string{fmt.Sprintf("10.4.%d.0/24", i)}}
 }
 
-func remoteNodes(t *testing.T, from, to int) (all []*shards.Node) {
-	t.Helper()
+func remoteNodes(from, to int) (all []*v1alpha1.Spec) {
 	for i := from; i < to; i++ {
-		n, ok := shards.FromRemote(remoteNode(i))
-		if !ok {
-			t.Fatal("no node")
-		}
+		n, _ := remoteNode(i).Stored("gcp")
 		all = append(all, n)
 	}
 	return all
@@ -178,34 +173,58 @@ func TestNodesOfTheRelay(t *testing.T) {
 		if got := b.seen.leases(b.t.Context())["gcp"].Revision; got != "" {
 			t.Errorf("no objects: revision %q", got)
 		}
-		three := remoteNodes(t, 1, 4)
-		b.put("gcp", shards.Desired("gcp", three, nil), "p")
-		want("without an index", "unknown", "no index")
+		three := remoteNodes(1, 4)
+		for _, n := range three {
+			b.put(n)
+		}
+		want("without a count", "unknown", "the count of nodes is missing")
 		b.store("gcp", three)
 		want("complete", "gcp-01 gcp-02 gcp-03", "")
 		newer("complete", "gcp")
-		local := shards.FromLocal(peers.LocalNode{Name: "aws-1", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.99")}})
-		b.store("aws", []*shards.Node{local})
+		local := func(name, address string) *v1alpha1.Spec {
+			return peers.LocalNode{Name: name, Addrs: []netip.Addr{netip.MustParseAddr(address)}}.Stored("aws")
+		}
+		b.store("aws", []*v1alpha1.Spec{local("aws-1", "192.0.2.99")})
 		b.wait()
 		if locals, synced := b.own.Snapshot(); !synced || len(locals) != 1 || locals[0].Addrs[0].String() != "192.0.2.99" {
 			t.Errorf("own nodes: %v, %v", locals, synced)
 		}
 		newer("own nodes", "aws")
 		changed := b.changed
-		b.store("aws", []*shards.Node{local, shards.FromLocal(peers.LocalNode{Name: "aws-2"})})
+		b.store("aws", []*v1alpha1.Spec{local("aws-1", "192.0.2.99"), local("aws-2", "192.0.2.98")})
 		b.wait()
 		if b.changed != changed || b.own.Len() != 2 {
 			t.Errorf("a change of another cluster: %d calls; %d own nodes", b.changed-changed, b.own.Len())
 		}
-		b.api.Remove(v1alpha1.Resource, relayNamespace, "gcp")
-		want("the index deleted by hand", "gcp-01 gcp-02 gcp-03", "no index")
+		moved := *three[1]
+		moved.Endpoint = "192.0.2.77:51820"
+		b.put(&moved)
+		want("a changed node", "gcp-01 gcp-02 gcp-03", "")
+		if nodes, _ := b.from.Snapshot(); !slices.ContainsFunc(nodes, func(n *peers.Node) bool { return n.Endpoint == moved.Endpoint }) {
+			t.Errorf("the change isn't known: %+v", nodes)
+		}
+		b.api.Remove(v1alpha1.Resource, relayNamespace, three[1].ObjectName())
+		want("a node deleted by hand", "gcp-01 gcp-02 gcp-03", "1 of 3 nodes are missing")
+		b.store("gcp", three)
+		want("and written again", "gcp-01 gcp-02 gcp-03", "")
+		b.put(&v1alpha1.Spec{Cluster: "gcp", Count: 4})
+		want("a node that is counted and not written yet", "gcp-01 gcp-02 gcp-03", "1 of 4 nodes are missing")
+		b.store("gcp", three)
+		b.api.Remove(v1alpha1.Resource, relayNamespace, v1alpha1.CountName("gcp"))
+		want("the count deleted by hand", "gcp-01 gcp-02 gcp-03", "the count of nodes is missing")
 		for _, name := range b.store("gcp", three) {
-			b.api.Remove(v1alpha1.Resource, relayNamespace, shards.Name("gcp", name))
+			b.api.Remove(v1alpha1.Resource, relayNamespace, name)
 		}
 		want("all deleted by hand", "gcp-01 gcp-02 gcp-03", "no objects")
-		b.store("gcp", remoteNodes(t, 2, 5))
+		b.store("gcp", remoteNodes(2, 5))
 		want("and written again, with other nodes", "gcp-02 gcp-03 gcp-04", "")
 		newer("written again", "gcp")
+		for _, name := range []string{"gcp", "gcp.p", "gcp.p01"} {
+			b.api.Put(t, v1alpha1.Resource, &v1alpha1.WireguardPeers{
+				ObjectMeta: metav1.ObjectMeta{Namespace: relayNamespace, Name: name}, Spec: v1alpha1.Spec{Cluster: "gcp"},
+			})
+		}
+		want("objects of the release before", "gcp-02 gcp-03 gcp-04", "")
 		b.api.Stop()
 		want("no API server", "gcp-02 gcp-03 gcp-04", "connection refused")
 		b.api.Start()
@@ -216,14 +235,14 @@ func TestNodesOfTheRelay(t *testing.T) {
 // TestIncompleteSetsAreBounded: a relay whose remote names other nodes again and again, while its
 // set is never complete, makes an agent hold no more than its bound.
 func TestIncompleteSetsAreBounded(t *testing.T) {
-	known := relayedNodes{}.after(&shards.Set{Nodes: []*peers.Node{remoteNode(1), remoteNode(2)}}, 10)
+	known := relayedNodes{}.after(relayedNodes{nodes: []*peers.Node{remoteNode(1), remoteNode(2)}}, 10)
 	for i := range 100 {
-		known = known.after(&shards.Set{Nodes: []*peers.Node{remoteNode(3 + i)}, Incomplete: "x"}, 10)
+		known = known.after(relayedNodes{nodes: []*peers.Node{remoteNode(3 + i)}, incomplete: "x"}, 10)
 	}
 	if n := len(known.nodes); n > 10 || !known.synced {
 		t.Errorf("%d nodes", n)
 	}
-	if known = known.after(&shards.Set{}, 10); len(known.nodes) > 0 || known.incomplete != "" {
+	if known = known.after(relayedNodes{}, 10); len(known.nodes) > 0 || known.incomplete != "" {
 		t.Errorf("a complete set without nodes: %+v", known)
 	}
 }

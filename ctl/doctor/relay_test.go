@@ -23,13 +23,13 @@ func TestRelay(t *testing.T) {
 			r.Clusters[1].API.Error = "dial tcp 192.0.2.1:6443: connect: connection refused"
 		}, []string{"api-away"}},
 		"a write is refused": {2, func(r *statuspage.Relay) {
-			r.Clusters[1].Failing = map[string]string{"gcp.p0": "update gcp.p0: the server is currently unable to handle the request"}
+			r.Clusters[1].Failing = map[string]string{"gcp.n0": "update gcp.n0: the server is currently unable to handle the request"}
 		}, []string{"relay-objects-not-written"}},
 		"another client reverts an object": {2, func(r *statuspage.Relay) {
-			r.Clusters[0].Overridden = []statuspage.Override{{Object: "aws.p", By: "kubectl-edit"}}
+			r.Clusters[0].Overridden = []statuspage.Override{{Object: "aws.n0", By: "kubectl-edit"}}
 		}, []string{"relay-objects-not-written"}},
 		"a right is missing": {2, func(r *statuspage.Relay) {
-			r.Clusters[1].Failing = map[string]string{"gcp.p0": `update gcp.p0: wireguardpeers.semaphore.uw.io "gcp.p0" is forbidden: User "x" cannot update resource "wireguardpeers"`}
+			r.Clusters[1].Failing = map[string]string{"gcp.n0": `update gcp.n0: wireguardpeers.semaphore.uw.io "gcp.n0" is forbidden: User "x" cannot update resource "wireguardpeers"`}
 		}, []string{"own-api-failing"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -39,7 +39,7 @@ func TestRelay(t *testing.T) {
 			api := statuspage.Connection{Synced: true, LastContact: &inspecttest.Now}
 			report := &statuspage.Relay{
 				Cluster: "aws", Leading: true, Objects: api,
-				Clusters: []statuspage.RelayCluster{{Name: "aws", Local: true, API: api, Nodes: 2, Shards: 1}, {Name: "gcp", API: api, Nodes: 2, Shards: 1}},
+				Clusters: []statuspage.RelayCluster{{Name: "aws", Local: true, API: api, Nodes: 2, Objects: 2}, {Name: "gcp", API: api, Nodes: 2, Objects: 2}},
 			}
 			if c.change != nil {
 				c.change(report)
@@ -116,7 +116,7 @@ func TestAgentsOfARelay(t *testing.T) {
 			if c.ready > 0 {
 				p.aws.Relays = []inspect.Reported[statuspage.Relay]{{Fact: inspect.Fact[*statuspage.Relay]{Value: &statuspage.Relay{
 					Cluster: "aws", Leading: true, Objects: api,
-					Clusters: []statuspage.RelayCluster{{Name: "aws", Local: true, API: api, Nodes: 2, Shards: 1}, {Name: "gcp", API: api, Nodes: 2, Shards: 1}},
+					Clusters: []statuspage.RelayCluster{{Name: "aws", Local: true, API: api, Nodes: 2, Objects: 2}, {Name: "gcp", API: api, Nodes: 2, Objects: 2}},
 				}}}}
 			}
 			p.aws.Stored.Value = map[string]string{"aws": "12", "gcp": "100"}

@@ -24,7 +24,7 @@ import (
 func TestStored(t *testing.T) {
 	resource := v1alpha1.GroupVersion().WithResource(v1alpha1.Resource)
 	client := fakedynamic.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{resource: "WireguardPeersList"})
-	for _, o := range [][3]string{{"aws", "aws", "7"}, {"gcp", "gcp", "98"}, {"gcp", "gcp.p0", "100"}, {"gcp", "gcp.p1", "99"}, {"merit", "merit", "x"}, {"\x1b[2J", "x", "12"}} {
+	for _, o := range [][3]string{{"aws", "aws-nodes", "7"}, {"gcp", "gcp-nodes", "98"}, {"gcp", "gcp.n0", "100"}, {"gcp", "gcp.n1", "99"}, {"merit", "merit-nodes", "x"}, {"\x1b[2J", "x", "12"}} {
 		object := &unstructured.Unstructured{Object: map[string]any{"apiVersion": v1alpha1.GroupVersion().String(), "kind": v1alpha1.Kind, "metadata": map[string]any{
 			"namespace": cli.Namespace, "name": o[1], "resourceVersion": o[2], "labels": map[string]any{v1alpha1.ClusterLabel: o[0]},
 		}}}

@@ -189,8 +189,7 @@ func peers(c *cli.Cluster) dynamic.ResourceInterface {
 	return c.Dynamic.Resource(resourceOfPeers()).Namespace(cli.Namespace)
 }
 
-// stored returns an error until semaphore-relay has stored all nodes of a cluster: the index
-// exists, which it writes after the objects that it lists. With lately it has also had contact
+// stored returns an error until semaphore-relay has stored all nodes of a cluster. With lately it has also had contact
 // with that cluster since the first call, whose time of contact is stored in first.
 func stored(ctx context.Context, c *cli.Cluster, of string, lately bool, first **time.Time) error {
 	if lately {
@@ -208,30 +207,22 @@ func stored(ctx context.Context, c *cli.Cluster, of string, lately bool, first *
 			return fmt.Errorf("it has had no contact with %s since", of)
 		}
 	}
-	index, err := peers(c).Get(ctx, of, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return errors.New("there is no index")
-	}
-	if err != nil {
-		return fmt.Errorf("read WireguardPeers %s: %w", of, err)
-	}
-	shards, _, err := unstructured.NestedStringSlice(index.Object, "spec", "shards")
-	if err != nil {
-		return fmt.Errorf("WireguardPeers %s: %w", of, err)
-	}
-	missing := map[string]bool{}
-	for _, shard := range shards {
-		missing[of+"."+shard] = true
-	}
-	err = cli.ListUntyped(ctx, peers(c), metav1.ListOptions{LabelSelector: v1alpha1.ClusterLabel + "=" + of}, func(o *unstructured.Unstructured) error {
-		delete(missing, o.GetName())
+	counted, nodes := -1, 0
+	err := cli.ListUntyped(ctx, peers(c), metav1.ListOptions{LabelSelector: v1alpha1.ClusterLabel + "=" + of}, func(o *unstructured.Unstructured) error {
+		node, _, _ := unstructured.NestedString(o.Object, "spec", "name")
+		switch count, _, _ := unstructured.NestedInt64(o.Object, "spec", "count"); {
+		case node != "":
+			nodes++
+		case o.GetName() == v1alpha1.CountName(of):
+			counted = int(count)
+		}
 		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("list WireguardPeers of %s: %w", of, err)
 	}
-	if len(missing) > 0 {
-		return fmt.Errorf("%s missing", cli.Of(len(missing), len(shards), "object"))
+	if why := v1alpha1.Incomplete(counted, nodes); why != "" {
+		return errors.New(why)
 	}
 	return nil
 }

@@ -181,11 +181,14 @@ func TestCertificateOfAnotherAuthority(t *testing.T) {
 	}
 }
 
-// shard returns an object of semaphore-relay.
-func shard(namespace, of, name string, shards ...any) *unstructured.Unstructured {
-	spec := map[string]any{"cluster": of}
-	if name == of {
-		spec["shards"] = shards
+// object returns an object of semaphore-relay for a cluster: a node, or with a count.
+func object(namespace, of string, content any) *unstructured.Unstructured {
+	spec, name := map[string]any{"cluster": of}, v1alpha1.CountName(of)
+	switch content := content.(type) {
+	case string:
+		spec["name"], name = content, v1alpha1.NodeName(of, content)
+	case int:
+		spec["count"] = int64(content)
 	}
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": v1alpha1.GroupVersion().String(), "kind": v1alpha1.Kind, "spec": spec,
@@ -228,24 +231,24 @@ func lease(name string, renewed time.Time) *coordinationv1.Lease {
 	}
 }
 
-// TestStored waits for the index of a cluster and all objects that it lists.
+// TestStored waits for as many objects of a cluster as are counted.
 func TestStored(t *testing.T) {
 	at := time.Unix(1_700_000_000, 0)
-	index, p0, p1 := shard(cli.Namespace, "gcp", "gcp", "p0", "p1"), shard(cli.Namespace, "gcp", "gcp.p0"), shard(cli.Namespace, "gcp", "gcp.p1")
+	count, n0, n1 := object(cli.Namespace, "gcp", 2), object(cli.Namespace, "gcp", "n0"), object(cli.Namespace, "gcp", "n1")
 	for name, c := range map[string]struct {
 		objects []*unstructured.Unstructured
 		typed   []runtime.Object
 		lately  bool
 		want    string // empty: it is stored
 	}{
-		"nothing":                  {nil, nil, false, "there is no index"},
-		"no index":                 {objects(p0, p1), nil, false, "there is no index"},
-		"an object is missing":     {objects(index, p0), nil, false, "1 of 2 objects is missing"},
-		"all":                      {objects(index, p0, p1), nil, false, ""},
-		"no nodes":                 {objects(shard(cli.Namespace, "gcp", "gcp")), nil, false, ""},
-		"all, of an earlier relay": {objects(index, p0, p1), nil, true, "no contact with gcp"},
+		"nothing":                  {nil, nil, false, "no objects"},
+		"no count":                 {objects(n0, n1), nil, false, "the count of nodes is missing"},
+		"an object is missing":     {objects(count, n0), nil, false, "1 of 2 nodes are missing"},
+		"all":                      {objects(count, n0, n1), nil, false, ""},
+		"no nodes":                 {objects(object(cli.Namespace, "gcp", 0)), nil, false, ""},
+		"all, of an earlier relay": {objects(count, n0, n1), nil, true, "no contact with gcp"},
 		"all, and no contact since": {
-			objects(index, p0, p1), []runtime.Object{lease("relay-gcp", at)}, true, "no contact with gcp",
+			objects(count, n0, n1), []runtime.Object{lease("relay-gcp", at)}, true, "no contact with gcp",
 		},
 	} {
 		var first *time.Time
@@ -256,7 +259,7 @@ func TestStored(t *testing.T) {
 	}
 	first := new(time.Time)
 	*first = at
-	if err := stored(t.Context(), relayCluster(t, objects(index, p0, p1), lease("relay-gcp", at.Add(time.Second))), "gcp", true, &first); err != nil {
+	if err := stored(t.Context(), relayCluster(t, objects(count, n0, n1), lease("relay-gcp", at.Add(time.Second))), "gcp", true, &first); err != nil {
 		t.Errorf("with contact since: %v", err)
 	}
 }
@@ -272,20 +275,20 @@ func TestRemoveRelay(t *testing.T) {
 		o.SetLabels(labels)
 		return o
 	}
-	index, other := shard(cli.Namespace, "gcp", "gcp"), shard("elsewhere", "gcp", "gcp")
+	node, other := object(cli.Namespace, "gcp", "n0"), object("elsewhere", "gcp", "n0")
 	const all = "deployment crd gcp elsewhere relay-gcp semaphore-relay semaphore-policy"
 	for name, c := range map[string]struct {
 		objects []*unstructured.Unstructured
 		typed   []runtime.Object
 		want    string // that is left
 	}{
-		"ours":            {objects(crd(labels), index), []runtime.Object{deployment(labels)}, "semaphore-policy"},
-		"interrupted":     {objects(crd(labels), index), nil, "semaphore-policy"},
-		"not the CRD":     {objects(crd(nil), index), []runtime.Object{deployment(labels)}, "crd semaphore-policy"},
-		"another one":     {objects(crd(labels), index, other), []runtime.Object{deployment(labels)}, "crd elsewhere semaphore-policy"},
-		"not ours":        {objects(crd(nil), index, other), []runtime.Object{deployment(nil)}, all},
+		"ours":            {objects(crd(labels), node), []runtime.Object{deployment(labels)}, "semaphore-policy"},
+		"interrupted":     {objects(crd(labels), node), nil, "semaphore-policy"},
+		"not the CRD":     {objects(crd(nil), node), []runtime.Object{deployment(labels)}, "crd semaphore-policy"},
+		"another one":     {objects(crd(labels), node, other), []runtime.Object{deployment(labels)}, "crd elsewhere semaphore-policy"},
+		"not ours":        {objects(crd(nil), node, other), []runtime.Object{deployment(nil)}, all},
 		"without the CRD": {nil, []runtime.Object{deployment(labels)}, "semaphore-policy"},
-		"a CRD of others": {objects(crd(nil), index, other), nil, strings.TrimPrefix(all, "deployment ")},
+		"a CRD of others": {objects(crd(nil), node, other), nil, strings.TrimPrefix(all, "deployment ")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cluster := relayCluster(t, c.objects, append(c.typed, lease("relay-gcp", time.Now()), lease("semaphore-relay", time.Now()), lease("semaphore-policy", time.Now()))...)
@@ -301,11 +304,11 @@ func TestRemoveRelay(t *testing.T) {
 			if _, err := crds(cluster).Get(t.Context(), "wireguardpeers.semaphore.uw.io", metav1.GetOptions{}); err == nil {
 				left = append(left, "crd")
 			}
-			if _, err := peers(cluster).Get(t.Context(), "gcp", metav1.GetOptions{}); err == nil {
+			if _, err := peers(cluster).Get(t.Context(), node.GetName(), metav1.GetOptions{}); err == nil {
 				left = append(left, "gcp")
 			}
 			elsewhere := cluster.Dynamic.Resource(v1alpha1.GroupVersion().WithResource(v1alpha1.Resource)).Namespace("elsewhere")
-			if _, err := elsewhere.Get(t.Context(), "gcp", metav1.GetOptions{}); err == nil {
+			if _, err := elsewhere.Get(t.Context(), other.GetName(), metav1.GetOptions{}); err == nil {
 				left = append(left, "elsewhere")
 			}
 			for _, lease := range []string{"relay-gcp", "semaphore-relay", "semaphore-policy"} {

@@ -132,7 +132,7 @@ func (r *relayed) start(ctx context.Context) error {
 		}
 		for i := range st.Clusters {
 			c := &st.Clusters[i]
-			if objects += c.Shards; !c.Local && c.Nodes != r.nodes || c.Incomplete != "" || c.Pending > 0 {
+			if objects += c.Objects; !c.Local && c.Nodes != r.nodes || c.Incomplete != "" || c.Pending > 0 {
 				return fmt.Errorf("%s: %d nodes, %d writes wait, %s", c.Name, c.Nodes, c.Pending, c.Incomplete)
 			}
 		}

@@ -3,6 +3,7 @@ package controllers_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -23,7 +24,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 	"github.com/kube-semaphore/kube-semaphore/peers"
-	"github.com/kube-semaphore/kube-semaphore/peers/shards"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
@@ -113,16 +113,19 @@ func (b *relayBed) deleteAll(t *testing.T) {
 	}
 }
 
-// join returns what agents read of a cluster in these objects; nil: nothing.
-func join(t *testing.T, objects []*v1alpha1.WireguardPeers, cluster string) *shards.Set {
-	t.Helper()
-	var all []*shards.Object
+// read returns the nodes of a cluster that agents read in these objects, and why there may be more.
+func read(objects []*v1alpha1.WireguardPeers, cluster string) (names []string, incomplete string) {
+	counted := -1
 	for _, o := range objects {
-		d, err := shards.Decode(o, 0)
-		must(t, err)
-		all = append(all, d)
+		switch {
+		case o.Spec.Cluster != cluster || o.Name != o.Spec.ObjectName():
+		case o.Spec.Name == "":
+			counted = o.Spec.Count
+		default:
+			names = append(names, o.Spec.Name)
+		}
 	}
-	return shards.Join(all)[cluster]
+	return names, v1alpha1.Incomplete(counted, len(names))
 }
 
 // expect waits until agents know exactly these nodes of a cluster.
@@ -137,13 +140,9 @@ func (b *relayBed) expect(t *testing.T, cluster string, names []string) {
 		for i := range list.Items {
 			all = append(all, &list.Items[i])
 		}
-		set := join(t, all, cluster)
-		if set == nil || set.Incomplete != "" {
-			return fmt.Errorf("incomplete: %+v", set)
-		}
-		got := []string{}
-		for _, n := range set.Nodes {
-			got = append(got, n.Name)
+		got, incomplete := read(all, cluster)
+		if incomplete != "" {
+			return errors.New(incomplete)
 		}
 		slices.Sort(got)
 		if want := slices.Sorted(slices.Values(names)); !slices.Equal(got, want) {
@@ -173,15 +172,12 @@ func keeps(t *testing.T, rec *recorder, cluster string, names []string) (version
 				all = append(all, p)
 			}
 		}
-		set := join(t, all, cluster)
-		if set == nil {
-			return
-		}
+		read, incomplete := read(all, cluster)
 		now := map[string]struct{}{}
-		for _, n := range set.Nodes {
-			now[n.Name] = struct{}{}
+		for _, name := range read {
+			now[name] = struct{}{}
 		}
-		if set.Incomplete != "" {
+		if incomplete != "" {
 			maps.Copy(now, known)
 		}
 		for _, name := range names {
@@ -223,7 +219,16 @@ func (b *relayBed) testLife(t *testing.T) {
 	b.expect(t, "merit", merit)
 	list, err := b.objects.List(t.Context(), metav1.ListOptions{LabelSelector: v1alpha1.ClusterLabel + "=aws"})
 	must(t, err)
-	if len(list.Items) != 2 || len(list.Items[1].Spec.Nodes) != len(b.aws.Nodes()) || len(list.Items[1].Spec.Nodes[0].Addresses) == 0 {
+	own, counted := 0, false
+	for i := range list.Items {
+		switch s := &list.Items[i].Spec; {
+		case s.Name == "":
+			counted = s.Count == len(b.aws.Nodes())
+		case len(s.Addresses) > 0:
+			own++
+		}
+	}
+	if own != len(b.aws.Nodes()) || !counted {
 		t.Errorf("own nodes: %+v", list.Items)
 	}
 
@@ -254,8 +259,8 @@ func (b *relayBed) testLife(t *testing.T) {
 		}
 		return nil
 	})
-	if n := keeps(t, rec, "gcp", gcp[5:]); n != 2 {
-		t.Errorf("%d writes for a changed node, a deleted one and a restart", n)
+	if n := keeps(t, rec, "gcp", gcp[5:]); n != 3 {
+		t.Errorf("%d writes for a changed node, a deleted one, the count and a restart", n)
 	}
 }
 
@@ -398,13 +403,7 @@ func (b *relayBed) testDrift(t *testing.T) {
 	must(t, err)
 	for i := range list.Items {
 		o := &list.Items[i]
-		if o.Spec.Shard == "" {
-			continue
-		}
-		o.Spec.Peers = o.Spec.Peers[1:]
-		if len(o.Spec.Peers) == 0 {
-			continue
-		}
+		o.Spec.Endpoint = "192.0.2.1:1"
 		if _, err := b.objects.Update(t.Context(), o, metav1.UpdateOptions{}); !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "only semaphore-relay may write") {
 			t.Errorf("an edit of %s: %v", o.Name, err)
 		}
@@ -412,6 +411,7 @@ func (b *relayBed) testDrift(t *testing.T) {
 	keeps(t, rec, "gcp", names)
 
 	// Without the policy an edit is repaired.
+	const edited = "192.0.2.1:1"
 	bindings := b.aws.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
 	must(t, bindings.Delete(t.Context(), "semaphore-relay-peers", metav1.DeleteOptions{}))
 	wait(t, "an edit without the policy", func() error {
@@ -419,9 +419,16 @@ func (b *relayBed) testDrift(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		o := &list.Items[len(list.Items)-1]
-		o.Spec.Peers[0].Name = "edited"
-		_, err = b.objects.Update(t.Context(), o, metav1.UpdateOptions{})
+		i := slices.IndexFunc(list.Items, func(o v1alpha1.WireguardPeers) bool { return o.Spec.Name != "" })
+		list.Items[i].Spec.Endpoint = edited
+		_, err = b.objects.Update(t.Context(), &list.Items[i], metav1.UpdateOptions{})
+		return err
+	})
+	wait(t, "the edit to be repaired", func() error {
+		list, err := b.objects.List(t.Context(), metav1.ListOptions{})
+		if err == nil && slices.ContainsFunc(list.Items, func(o v1alpha1.WireguardPeers) bool { return o.Spec.Endpoint == edited }) {
+			err = errors.New("it is left")
+		}
 		return err
 	})
 	b.expect(t, "gcp", names)

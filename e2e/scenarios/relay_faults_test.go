@@ -143,7 +143,7 @@ func TestRelayFaults(t *testing.T) {
 		list, err := f.objects.List(t.Context(), metav1.ListOptions{LabelSelector: v1alpha1.ClusterLabel + "=gcp"})
 		must(t, err)
 		for i := range list.Items {
-			list.Items[i].Spec.Peers, list.Items[i].Spec.Shards = nil, nil
+			list.Items[i].Spec.PodCIDRs, list.Items[i].Spec.Count = nil, list.Items[i].Spec.Count/2
 			if _, err := f.objects.Update(t.Context(), &list.Items[i], metav1.UpdateOptions{}); !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
 				t.Errorf("an edit of %s: %v", list.Items[i].Name, err)
 			}

@@ -25,9 +25,9 @@ type RelayCluster struct {
 	Name  string     `json:"name"`
 	Local bool       `json:"local,omitempty"`
 	API   Connection `json:"api"`
-	// Nodes is the number of nodes that are desired, Shards that of their objects.
-	Nodes  int `json:"nodes"`
-	Shards int `json:"shards"`
+	// Nodes is the number of nodes that are desired, Objects that of their objects.
+	Nodes   int `json:"nodes"`
+	Objects int `json:"objects"`
 	// Incomplete is why agents don't know all nodes of the cluster; empty: they do.
 	Incomplete string `json:"incomplete,omitempty"`
 	// Pending is the number of waiting writes.

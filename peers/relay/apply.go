@@ -14,7 +14,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/pace"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
-	"github.com/kube-semaphore/kube-semaphore/peers/shards"
 )
 
 // fieldManager is ours in metadata.managedFields.
@@ -27,58 +26,29 @@ const (
 	verbDelete = "delete"
 )
 
-// apply is the keep.Apply of an object. An object that isn't due is added again by the write
-// after which it is, and an index adds the shards that it waits for.
+// apply is the keep.Apply of an object. One that isn't due is added again by the write of the count
+// after which it is.
 func (c *Controller) apply(ctx context.Context, key Key) error {
-	plan := c.plan(key.Cluster)
-	if plan == nil || !c.known.Load() {
+	if !c.known.Load() {
 		return nil
 	}
-	observed := func(shard string) *v1alpha1.Spec {
-		if o := c.get(Key{key.Cluster, shard}); o != nil {
-			return &o.Spec
-		}
-		return nil
-	}
-	want, due := plan.Next(key.Shard, observed)
-	have := c.get(key)
-	wrote := due && !matches(have, want)
-	if key.Shard == "" && want == nil && have != nil {
+	set, have := c.set(key.Cluster), c.get(key)
+	want, due := set.next(key.Cluster, key.Object, c.counted(key.Cluster))
+	isCount := key == countOf(key.Cluster)
+	if isCount && due && want == nil && have != nil {
 		if err := c.forget(ctx, key.Cluster); err != nil {
 			return err
 		}
 	}
-	if !wrote {
+	if !due || matches(have, want) {
 		c.pace.Take(key)
 	} else if waits, err := c.change(ctx, key, have, want); err != nil || waits {
 		return err
 	}
-	switch {
-	case key.Shard != "" && wrote:
-		c.write(0, Key{Cluster: key.Cluster})
-	case key.Shard == "" && (wrote || !due):
-		c.write(0, keysOf(key.Cluster, plan.Lacking(observed))...)
-		fallthrough
-	case key.Shard == "":
-		c.write(0, c.extra(key.Cluster, plan)...)
+	if isCount {
+		c.write(0, keysOf(key.Cluster, set.ready(c.counted(key.Cluster)))...)
 	}
 	return nil
-}
-
-// extra returns the existing shards of a cluster that are not desired: they are removed after
-// the write of the index.
-func (c *Controller) extra(cluster string, plan *shards.Plan) (keys []Key) {
-	desired := map[string]struct{}{}
-	for _, shard := range plan.Shards() {
-		desired[shard] = struct{}{}
-	}
-	for _, shard := range c.shardsOf(cluster) {
-		key := Key{cluster, shard}
-		if _, is := desired[shard]; !is && c.get(key) != nil {
-			keys = append(keys, key)
-		}
-	}
-	return keys
 }
 
 // matches reports whether an object is as desired.
@@ -86,13 +56,13 @@ func matches(have *v1alpha1.WireguardPeers, want *v1alpha1.Spec) bool {
 	if have == nil || want == nil {
 		return have == nil && want == nil
 	}
-	return have.Labels[v1alpha1.ClusterLabel] == want.Cluster && shards.Equal(&have.Spec, want)
+	return have.Labels[v1alpha1.ClusterLabel] == want.Cluster && have.Spec.Equal(want)
 }
 
 // change writes an object, unless others override its writes and the next one must wait.
 func (c *Controller) change(ctx context.Context, key Key, have *v1alpha1.WireguardPeers, want *v1alpha1.Spec) (waits bool, err error) {
 	_, past := c.term()
-	w, size := keep.Write{Object: key.name(), Have: fingerprint(have)}, 0
+	w, size := keep.Write{Object: key.Object, Have: fingerprint(have)}, 0
 	if want != nil {
 		o := c.object(key, want)
 		w.Want, size = fingerprint(o), sizeOf(o)
@@ -105,8 +75,8 @@ func (c *Controller) change(ctx context.Context, key Key, have *v1alpha1.Wiregua
 		c.write(wait, key)
 		return true, nil
 	}
-	if !c.pace.Take(key, pace.Write{Cluster: key.Cluster, Object: key.name(), Bytes: size})[0] {
-		return false, fmt.Errorf("%s: %w", key.name(), keep.ErrWaits)
+	if !c.pace.Take(key, pace.Write{Cluster: key.Cluster, Object: key.Object, Bytes: size})[0] {
+		return false, fmt.Errorf("%s: %w", key.Object, keep.ErrWaits)
 	}
 	verb, stored, err := c.put(ctx, key, have, want)
 	c.Metrics.wrote(key.Cluster, verb, err)
@@ -128,7 +98,7 @@ func (c *Controller) put(ctx context.Context, key Key, have *v1alpha1.WireguardP
 	case want == nil:
 		uid := have.UID
 		verb = verbDelete
-		err = client.Delete(ctx, key.name(), metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &have.ResourceVersion}})
+		err = client.Delete(ctx, key.Object, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &have.ResourceVersion}})
 		if err == nil || apierrors.IsNotFound(err) {
 			c.ledger.Deleted(have)
 			return verb, nil, nil
@@ -146,7 +116,7 @@ func (c *Controller) put(ctx context.Context, key Key, have *v1alpha1.WireguardP
 	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err) && have != nil:
 		return verb, nil, c.reread(ctx, key, have, err)
 	case err != nil:
-		return verb, nil, fmt.Errorf("%s %s: %w", verb, key.name(), err)
+		return verb, nil, fmt.Errorf("%s %s: %w", verb, key.Object, err)
 	}
 	stored, _ = keepObject(stored)
 	c.ledger.Wrote(stored)
@@ -158,7 +128,7 @@ func (c *Controller) object(key Key, want *v1alpha1.Spec) *v1alpha1.WireguardPee
 	return &v1alpha1.WireguardPeers{
 		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion().String(), Kind: v1alpha1.Kind},
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: c.Namespace, Name: key.name(), Labels: map[string]string{v1alpha1.ClusterLabel: key.Cluster},
+			Namespace: c.Namespace, Name: key.Object, Labels: map[string]string{v1alpha1.ClusterLabel: key.Cluster},
 		},
 		Spec: *want,
 	}
@@ -166,14 +136,14 @@ func (c *Controller) object(key Key, want *v1alpha1.Spec) *v1alpha1.WireguardPee
 
 // reread updates the ledger with the current state of an object, and returns ErrOutdated.
 func (c *Controller) reread(ctx context.Context, key Key, was *v1alpha1.WireguardPeers, why error) error {
-	o, err := c.Client.WireguardPeers(c.Namespace).Get(ctx, key.name(), metav1.GetOptions{})
+	o, err := c.Client.WireguardPeers(c.Namespace).Get(ctx, key.Object, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		if was != nil {
 			c.ledger.Deleted(was)
 		}
 	case err != nil:
-		return fmt.Errorf("read %s: %w", key.name(), err)
+		return fmt.Errorf("read %s: %w", key.Object, err)
 	default:
 		o, _ = keepObject(o)
 		c.ledger.Wrote(o)

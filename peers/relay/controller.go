@@ -1,9 +1,9 @@
 // Package relay is the controller of semaphore-relay, which reads the nodes of all clusters
-// once, and stores what agents need of them in objects of its own cluster:
+// once, and stores what agents need of them in objects of its own cluster, one for each node:
 //
-//	nodes of a cluster ─► source.pass ─► shards.Plan ─┐
-//	                                                  ├─► Writer ─► apply
-//	objects ─► Ledger ─► follow ──────────────────────┘
+//	nodes of a cluster ─► source.pass ─► set ─┐
+//	                                      ▲   ├─► Writer ─► apply
+//	objects ─► Ledger ─► follow ──────────┴───┘
 //
 // Agents trust it for the form of what it stores, and for nothing else: their checks are the
 // same as for nodes that they read themselves.
@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,7 +30,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 	"github.com/kube-semaphore/kube-semaphore/peers"
-	"github.com/kube-semaphore/kube-semaphore/peers/shards"
 )
 
 // RemoteConfig describes one remote cluster.
@@ -59,11 +59,10 @@ type Config struct {
 	Watches *kube.Metrics
 }
 
-// Key is an object: a shard of a cluster, or its index for an empty shard.
-type Key struct{ Cluster, Shard string }
+// Key is the name of an object, and its cluster.
+type Key struct{ Cluster, Object string }
 
-// name returns the name of the object.
-func (k Key) name() string { return shards.Name(k.Cluster, k.Shard) }
+func countOf(cluster string) Key { return Key{cluster, v1alpha1.CountName(cluster)} }
 
 // Controller keeps the objects of all clusters. Every replica has the observed state; only
 // Lead writes.
@@ -73,22 +72,20 @@ type Controller struct {
 	objects *kube.Feed[v1alpha1.WireguardPeers]
 	changed *reconcile.Trigger // of objects, or the ledger
 	loop    *reconcile.Loop
-	sources map[string]*source // by cluster
-	order   []*source          // the local cluster first
-	known   atomic.Bool        // the objects have been listed
+	order   []*source   // the local cluster first
+	known   atomic.Bool // the objects have been listed
 	pace    *pace.Pacer[Key]
 
 	mu     sync.Mutex
-	have   map[string]map[string]struct{} // existing shards by cluster, with the index
-	writer *keep.Writer[Key]              // nil: not leading
-	past   *keep.Overrides[Key]           // of the term of writer
+	sets   map[string]*set      // by cluster
+	writer *keep.Writer[Key]    // nil: not leading
+	past   *keep.Overrides[Key] // of the term of writer
 }
 
 // New returns a controller. It makes no request.
 func New(cfg Config) *Controller {
 	c := &Controller{
-		Config: cfg, changed: reconcile.NewTrigger(), sources: map[string]*source{},
-		have: map[string]map[string]struct{}{}, past: keep.NewOverrides[Key](cfg.Logger),
+		Config: cfg, changed: reconcile.NewTrigger(), sets: map[string]*set{}, past: keep.NewOverrides[Key](cfg.Logger),
 	}
 	c.pace = newPacer(func(key Key) { c.write(0, key) })
 	c.ledger = keep.NewLedger(keep.LedgerConfig[v1alpha1.WireguardPeers]{Meta: metaOf, Notify: c.changed.Fire})
@@ -103,22 +100,22 @@ func New(cfg Config) *Controller {
 	c.loop = reconcile.NewLoop(reconcile.Config{
 		Name: v1alpha1.Resource, Trigger: c.changed, Reconcile: c.follow, MinInterval: followSpacing, Due: c.ledger.Due, Logger: cfg.Logger,
 	})
-	c.add(newSource(c, cfg.Cluster, local, kube.WatchConfig[*shards.Node]{
+	c.add(newSource(c, cfg.Cluster, local, kube.WatchConfig[*v1alpha1.Spec]{
 		ListWatch: kube.ListWatch(kube.Of(local, kube.Nodes), nil),
-		Keep: func(obj runtime.Object) (*shards.Node, bool) {
+		Keep: func(obj runtime.Object) (*v1alpha1.Spec, bool) {
 			n, ok := obj.(*corev1.Node)
 			if !ok {
 				return nil, false
 			}
-			return shards.FromLocal(peers.TrimLocalNode(n)), true
+			return peers.TrimLocalNode(n).Stored(cfg.Cluster), true
 		},
 	}))
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
 		trim := peers.NodeFor(cfg.Cluster, r.MaxPrefixes, r.PodSubnetsMap)
-		c.add(newSource(c, r.Name, r.Client, kube.WatchConfig[*shards.Node]{
+		c.add(newSource(c, r.Name, r.Client, kube.WatchConfig[*v1alpha1.Spec]{
 			ListWatch: kube.ReadNodes(r.Client, nil), Bounds: r.Bounds,
-			Keep: func(obj runtime.Object) (*shards.Node, bool) {
+			Keep: func(obj runtime.Object) (*v1alpha1.Spec, bool) {
 				n, ok := obj.(*corev1.Node)
 				if !ok {
 					return nil, false
@@ -127,7 +124,7 @@ func New(cfg Config) *Controller {
 				if !published {
 					return nil, false
 				}
-				return shards.FromRemote(node)
+				return node.Stored(r.Name)
 			},
 		}))
 	}
@@ -135,8 +132,20 @@ func New(cfg Config) *Controller {
 }
 
 func (c *Controller) add(s *source) {
-	c.sources[s.cluster] = s
+	c.sets[s.cluster] = s.set
 	c.order = append(c.order, s)
+}
+
+// set returns the set of a cluster.
+func (c *Controller) set(cluster string) *set {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.sets[cluster]
+	if s == nil {
+		s = newSet(true)
+		c.sets[cluster] = s
+	}
+	return s
 }
 
 // keepObject drops the managed fields, which may be larger than the object.
@@ -164,7 +173,15 @@ func metaOf(o *v1alpha1.WireguardPeers) keep.Meta {
 
 // get returns an object as it is observed; nil: it doesn't exist.
 func (c *Controller) get(key Key) *v1alpha1.WireguardPeers {
-	return c.ledger.Get(c.Namespace + "/" + key.name())
+	return c.ledger.Get(c.Namespace + "/" + key.Object)
+}
+
+// counted returns the observed count of a cluster; negative: there is none.
+func (c *Controller) counted(cluster string) int {
+	if o := c.get(countOf(cluster)); o != nil {
+		return o.Spec.Count
+	}
+	return -1
 }
 
 // follow adds changed objects to the writer. It makes no request and never fails.
@@ -175,18 +192,18 @@ func (c *Controller) follow(context.Context) error {
 		return nil
 	}
 	var keys []Key
-	c.mu.Lock()
 	for _, change := range c.ledger.Changes() {
-		for _, o := range []*v1alpha1.WireguardPeers{change.Before, change.After} {
-			if o == nil {
-				continue
-			}
-			key := Key{o.Spec.Cluster, o.Spec.Shard}
-			keys = append(keys, key, Key{Cluster: key.Cluster})
-			c.exists(key, change.After != nil)
+		o := change.After
+		if o == nil {
+			o = change.Before
 		}
+		key := Key{o.Spec.Cluster, o.Name}
+		if count := countOf(key.Cluster); key != count {
+			c.set(key.Cluster).observe(o.Name, change.After != nil, o.Name != o.Spec.ObjectName())
+			keys = append(keys, count)
+		}
+		keys = append(keys, key)
 	}
-	c.mu.Unlock()
 	if !c.known.Swap(true) {
 		for _, s := range c.order {
 			s.trigger.Fire()
@@ -194,34 +211,6 @@ func (c *Controller) follow(context.Context) error {
 	}
 	c.write(0, keys...)
 	return nil
-}
-
-// exists records whether an object exists. Callers hold mu.
-func (c *Controller) exists(key Key, exists bool) {
-	of := c.have[key.Cluster]
-	switch {
-	case exists && of == nil:
-		c.have[key.Cluster] = map[string]struct{}{key.Shard: {}}
-	case exists:
-		of[key.Shard] = struct{}{}
-	default:
-		delete(of, key.Shard)
-		if len(of) == 0 {
-			delete(c.have, key.Cluster)
-		}
-	}
-}
-
-// shardsOf returns the names of the existing shards of a cluster.
-func (c *Controller) shardsOf(cluster string) (names []string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for name := range c.have[cluster] {
-		if name != "" {
-			names = append(names, name)
-		}
-	}
-	return names
 }
 
 // write schedules objects after a wait, if this replica leads.
@@ -234,34 +223,13 @@ func (c *Controller) write(wait time.Duration, keys ...Key) {
 	}
 }
 
-// plan returns the desired state of a cluster; nil: not known yet.
-func (c *Controller) plan(cluster string) *shards.Plan {
-	if s := c.sources[cluster]; s != nil {
-		return s.plan.Load()
-	}
-	return shards.Gone(cluster)
-}
-
 // everything schedules all objects that exist or are desired.
 func (c *Controller) everything() {
-	keys := map[Key]struct{}{}
 	c.mu.Lock()
-	for cluster, of := range c.have {
-		for shard := range of {
-			keys[Key{cluster, shard}] = struct{}{}
-		}
-	}
+	sets := maps.Clone(c.sets)
 	c.mu.Unlock()
-	for _, s := range c.order {
-		keys[Key{Cluster: s.cluster}] = struct{}{}
-		if plan := s.plan.Load(); plan != nil {
-			for _, shard := range plan.Shards() {
-				keys[Key{s.cluster, shard}] = struct{}{}
-			}
-		}
-	}
-	for key := range keys {
-		c.write(0, key)
+	for cluster, s := range sets {
+		c.write(0, append(keysOf(cluster, s.all()), countOf(cluster))...)
 	}
 }
 

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -23,7 +24,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 	"github.com/kube-semaphore/kube-semaphore/peers"
-	"github.com/kube-semaphore/kube-semaphore/peers/shards"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
@@ -120,26 +120,20 @@ func read(t *testing.T, api *kubetest.API, cluster string) (nodes map[string]str
 
 func readFrom(t *testing.T, objects map[string]*v1alpha1.WireguardPeers, cluster string) (nodes map[string]string, incomplete string) {
 	t.Helper()
-	var all []*shards.Object
-	for _, o := range objects {
-		d, err := shards.Decode(o, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, d)
-	}
-	set := shards.Join(all)[cluster]
-	if set == nil {
-		return nil, "no objects"
-	}
 	nodes = map[string]string{}
-	for _, n := range set.Nodes {
-		nodes[n.Name] = n.Endpoint
+	counted := -1
+	for name, o := range objects {
+		switch s := &o.Spec; {
+		case s.Cluster != cluster || name != s.ObjectName():
+		case s.Name == "":
+			counted = s.Count
+		case len(s.Addresses) > 0:
+			nodes[s.Name] = fmt.Sprint(s.Addresses)
+		default:
+			nodes[s.Name] = s.Endpoint
+		}
 	}
-	for i := range set.Locals {
-		nodes[set.Locals[i].Name] = fmt.Sprint(set.Locals[i].Addrs)
-	}
-	return nodes, set.Incomplete
+	return nodes, v1alpha1.Incomplete(counted, len(nodes))
 }
 
 // wants fails unless agents know this many nodes of gcp, completely.
@@ -189,15 +183,15 @@ func TestNodesAreStored(t *testing.T) {
 		gcp.Remove("nodes", "", "gcp-8")
 		elapse(5 * time.Second)
 		r.wants(t, 39)
-		if n := writes(aws) - before; n != 2 {
-			t.Errorf("%d writes for a changed and a removed node", n)
+		if n := writes(aws) - before; n != 3 {
+			t.Errorf("%d writes for a changed and a removed node, and the count", n)
 		}
 		// Heartbeats, and everything again.
 		gcp.Put(t, "nodes", node(7, moved(1), func(n *corev1.Node) { n.Status.Phase = "x" }))
 		r.everything()
 		elapse(time.Minute)
-		if n := writes(aws) - before; n != 2 {
-			t.Errorf("%d writes without a change", n-2)
+		if n := writes(aws) - before; n != 3 {
+			t.Errorf("%d writes without a change", n-3)
 		}
 	})
 }
@@ -248,16 +242,15 @@ func TestRepair(t *testing.T) {
 			r.wants(t, 100)
 		}
 		for name, o := range objects(aws) {
-			if o.Spec.Shard == "" || o.Spec.Cluster != "gcp" {
+			if o.Spec.Cluster != "gcp" {
 				continue
 			}
-			o.Spec.Peers = o.Spec.Peers[1:]
-			o.Labels = nil
+			o.Spec.Endpoint, o.Spec.Count, o.Labels = "192.0.2.1:1", o.Spec.Count/2, nil
 			aws.Put(t, v1alpha1.Resource, o)
 			elapse(time.Second)
 			r.wants(t, 100)
-			if objects(aws)[name].Labels[v1alpha1.ClusterLabel] != "gcp" {
-				t.Errorf("%s has lost its label", name)
+			if now := objects(aws)[name]; now.Labels[v1alpha1.ClusterLabel] != "gcp" || now.Spec.Endpoint == o.Spec.Endpoint && o.Spec.Name != "" {
+				t.Errorf("%s is %+v", name, now)
 			}
 		}
 		// All at once, with the relay stopped.
@@ -271,8 +264,8 @@ func TestRepair(t *testing.T) {
 	})
 }
 
-// TestDeletedMeanwhile has others delete objects, one and now and then all, while shards are split
-// and merged: no node is lost, and in the end all is stored.
+// TestDeletedMeanwhile has others delete objects, one and now and then all, while nodes come and
+// go: no node is lost, and in the end all is stored.
 func TestDeletedMeanwhile(t *testing.T) {
 	const seeds, rounds, stable = 20, 10, 30
 	for seed := range uint64(seeds) {
@@ -323,9 +316,9 @@ func TestDeletedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestIndexDeletedInASplit deletes the index while new shards, which have a part of their nodes,
-// wait for its write, which fails, and nothing happens after it.
-func TestIndexDeletedInASplit(t *testing.T) {
+// TestCountDeletedMeanwhile deletes the count while new nodes wait for its write, which fails, and
+// nothing happens after it.
+func TestCountDeletedMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
 		fill(t, gcp, 12)
@@ -334,9 +327,10 @@ func TestIndexDeletedInASplit(t *testing.T) {
 		r.wants(t, 12)
 		var waits atomic.Bool
 		waits.Store(true)
+		count := v1alpha1.CountName("gcp")
 		aws.Hook(func(h *kubetest.Hooks) {
 			h.Fail = func(q kubetest.Request) *metav1.Status {
-				if waits.Load() && q.Resource == v1alpha1.Resource && q.Name == "gcp" {
+				if waits.Load() && q.Resource == v1alpha1.Resource && q.Name == count {
 					return kubetest.Failure(500, metav1.StatusReasonInternalError)
 				}
 				return nil
@@ -346,10 +340,75 @@ func TestIndexDeletedInASplit(t *testing.T) {
 			gcp.Put(t, "nodes", node(12+n))
 		}
 		elapse(time.Second)
-		aws.Remove(v1alpha1.Resource, namespace, "gcp")
+		if nodes, _ := read(t, aws, "gcp"); len(nodes) != 12 {
+			t.Errorf("%d nodes, of which 12 are counted", len(nodes))
+		}
+		aws.Remove(v1alpha1.Resource, namespace, count)
 		waits.Store(false)
 		elapse(time.Minute)
 		r.wants(t, 20)
+	})
+}
+
+// TestCountedWhileAnotherIsRemoved has a node that waits to be counted, and is once another one is
+// removed.
+func TestCountedWhileAnotherIsRemoved(t *testing.T) {
+	s := newSet(false)
+	s.read()
+	a, b := v1alpha1.NodeName("gcp", "a"), v1alpha1.NodeName("gcp", "b")
+	s.observe(a, true, false)
+	s.desire(b, &v1alpha1.Spec{Cluster: "gcp", Name: "b"})
+	if _, due := s.next("gcp", b, 1); due {
+		t.Error("b is written before it is counted")
+	}
+	s.observe(a, false, false)
+	if want, due := s.next("gcp", v1alpha1.CountName("gcp"), 1); !due || want.Count != 1 {
+		t.Errorf("count %+v, due %v", want, due)
+	}
+	if got := s.ready(1); !slices.Equal(got, []string{b}) {
+		t.Errorf("ready are %q", got)
+	}
+}
+
+// TestObjectsOfTheReleaseBefore are removed when all nodes are stored, and not before.
+func TestObjectsOfTheReleaseBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
+		fill(t, gcp, 20)
+		gcp.Put(t, "nodes", node(20, func(n *corev1.Node) { n.Name = "p01" })) // as a former object
+		old := []string{"gcp", "gcp.p00", "gcp.p01", "gcp.p1"}
+		for _, name := range old {
+			aws.Put(t, v1alpha1.Resource, &v1alpha1.WireguardPeers{
+				ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{v1alpha1.ClusterLabel: "gcp"}},
+				Spec:       v1alpha1.Spec{Cluster: "gcp"},
+			})
+		}
+		var waits atomic.Bool
+		waits.Store(true)
+		last := v1alpha1.NodeName("gcp", "gcp-7")
+		aws.Hook(func(h *kubetest.Hooks) {
+			h.Fail = func(q kubetest.Request) *metav1.Status {
+				if waits.Load() && q.Resource == v1alpha1.Resource && q.Name == last {
+					return kubetest.Failure(500, metav1.StatusReasonInternalError)
+				}
+				return nil
+			}
+		})
+		r := start(t, aws, gcp)
+		elapse(time.Minute)
+		for _, name := range old {
+			if objects(aws)[name] == nil {
+				t.Errorf("%s is removed before all nodes are stored", name)
+			}
+		}
+		waits.Store(false)
+		elapse(2 * time.Minute)
+		r.wants(t, 21)
+		for _, name := range old {
+			if o := objects(aws)[name]; (o != nil) != (name == "gcp.p01") {
+				t.Errorf("%s: %+v", name, o)
+			}
+		}
 	})
 }
 
@@ -510,11 +569,9 @@ func TestChangesAreWrittenSoon(t *testing.T) {
 				}
 				mu.Lock()
 				defer mu.Unlock()
-				for _, p := range o.Spec.Peers {
-					if at, is := changed[p.Endpoint]; is {
-						took = append(took, time.Since(at))
-						delete(changed, p.Endpoint)
-					}
+				if at, is := changed[o.Spec.Endpoint]; is {
+					took = append(took, time.Since(at))
+					delete(changed, o.Spec.Endpoint)
 				}
 			}
 		})
@@ -568,12 +625,8 @@ func TestHostileNodes(t *testing.T) {
 		if len(nodes) != 12 || incomplete != "" || nodes["gcp-20"] != v1alpha1.Invalid {
 			t.Errorf("incomplete %q: %v", incomplete, nodes)
 		}
-		for name, o := range objects(aws) {
-			for _, p := range o.Spec.Peers {
-				if p.Name == "gcp-20" && (p.PublicKey != v1alpha1.Invalid || !slices.Equal(p.PodCIDRs, []string{v1alpha1.Invalid})) {
-					t.Errorf("%s: %+v", name, p)
-				}
-			}
+		if s := objects(aws)["gcp.gcp-20"].Spec; s.PublicKey != v1alpha1.Invalid || !slices.Equal(s.PodCIDRs, []string{v1alpha1.Invalid}) {
+			t.Errorf("%+v", s)
 		}
 	})
 }
@@ -615,7 +668,7 @@ func TestLeases(t *testing.T) {
 }
 
 // TestGoneCluster: objects and Lease of a cluster that is no longer configured are removed, the
-// index first.
+// count first.
 func TestGoneCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
@@ -652,8 +705,8 @@ func TestOverriddenObject(t *testing.T) {
 		r := start(t, aws, gcp)
 		elapse(5 * time.Second)
 		before := writes(aws)
-		o := objects(aws)["gcp.p"]
-		o.Spec.Peers = o.Spec.Peers[1:]
+		o := objects(aws)["gcp.gcp-1"]
+		o.Spec.Endpoint = ""
 		for range 600 {
 			o.ResourceVersion = ""
 			aws.Put(t, v1alpha1.Resource, o)
@@ -668,4 +721,18 @@ func TestOverriddenObject(t *testing.T) {
 			t.Errorf("status %+v", st.Clusters[1])
 		}
 	})
+}
+
+// TestSizeOfANode: a change of a node is an event of less than 1 kB, also with both IP families.
+func TestSizeOfANode(t *testing.T) {
+	const metadata = 430 // what an API server adds, and to a watch event of it
+	n, _ := (&peers.Node{
+		Name: "ip-10-4-101-201.eu-west-1.compute.internal", Created: time.Unix(1_700_000_000, 0), PublicKey: tunnel.Key{1}.String(),
+		Endpoint: "[2001:db8:1234:5678::1]:51820", PodCIDRs: []string{"10.4.1.0/24", "fd00:10:4:1::/64"}, Published: true, Allocated: []string{"10.4.1.0/24", "fd00:10:4:1::/64"},
+	}).Stored("gcp")
+	c := &Controller{Config: Config{Namespace: namespace}}
+	text, err := json.Marshal(c.object(Key{"gcp", n.ObjectName()}, n))
+	if size := len(text) + metadata; err != nil || size > 1000 {
+		t.Errorf("%d bytes, %v", size, err)
+	}
 }

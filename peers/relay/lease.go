@@ -33,7 +33,7 @@ func (c *Controller) newLease(s *source) *reconcile.Loop {
 		Logger: c.Logger.With("cluster", s.cluster),
 		Reconcile: func(ctx context.Context) error {
 			contact := s.nodes.LastContact()
-			if s.plan.Load() == nil || !contact.After(renewed) {
+			if _, _, known := s.set.size(); !known || !contact.After(renewed) {
 				return nil
 			}
 			if err := c.renew(ctx, s.cluster, contact); err != nil {

@@ -13,12 +13,13 @@ const (
 	// slowest and fastest the resulting rate.
 	toAgents         = 64 << 20
 	slowest, fastest = 12 << 10, 64 << 10
-	// burst is what is written for one cluster without that limit: some 25 objects.
+	// burst is what is written for one cluster without that limit: some 100 nodes.
 	burst = 64 << 10
 	// clusters is the number of clusters that may write at their limit without delaying others.
 	clusters = 2
-	// shrinkWait delays writes that only remove nodes, so that they come after others.
-	shrinkWait = time.Second
+	// removalWait delays removals, so that they come after other writes: a node that was renamed
+	// has its new object before it loses the former one.
+	removalWait = time.Second
 )
 
 // ratesFor returns the rates for each cluster and for all of them, with this many nodes of the

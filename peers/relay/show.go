@@ -32,7 +32,7 @@ func showReport(p *report.Page, rep *statuspage.Relay) {
 	failing := p.Table("FAILING OBJECT", "ERROR")
 	for i := range rep.Clusters {
 		c := &rep.Clusters[i]
-		clusters.Row(c.Name, p.Age(c.API.LastContact), strconv.Itoa(c.Nodes), strconv.Itoa(c.Shards), strconv.Itoa(c.Pending), strconv.Itoa(len(c.Failing)))
+		clusters.Row(c.Name, p.Age(c.API.LastContact), strconv.Itoa(c.Nodes), strconv.Itoa(c.Objects), strconv.Itoa(c.Pending), strconv.Itoa(len(c.Failing)))
 		what := "cluster " + c.Name
 		p.Watch(what+": nodes", c.API.Synced, c.API.LastContact, c.API.Error)
 		if rep.Objects.Synced && c.Incomplete != "" {

@@ -15,7 +15,7 @@ func wellReport() statuspage.Relay {
 	api := statuspage.Connection{Synced: true, LastContact: &now}
 	return statuspage.Relay{
 		Version: "v1.2.3", Cluster: "aws", Leading: true, Leader: "relay-0", Objects: api, Unconfigured: []string{"old"},
-		Clusters: []statuspage.RelayCluster{{Name: "aws", Local: true, API: api, Nodes: 40, Shards: 3}, {Name: "gcp", API: api, Nodes: 17, Shards: 1, Pending: 1}},
+		Clusters: []statuspage.RelayCluster{{Name: "aws", Local: true, API: api, Nodes: 40, Objects: 40}, {Name: "gcp", API: api, Nodes: 17, Objects: 16, Pending: 1}},
 	}
 }
 
@@ -27,8 +27,8 @@ this replica writes
 objects of cluster old, which is not configured, are removed
 
 CLUSTER  CONTACT  NODES  OBJECTS  WAITING  FAILING
-aws      0s ago   40     3        0        0
-gcp      0s ago   17     1        1        0
+aws      0s ago   40     40       0        0
+gcp      0s ago   17     16       1        0
 
 all is well
 `
@@ -40,8 +40,8 @@ all is well
 func TestStatusOfFaults(t *testing.T) {
 	rep := wellReport()
 	gcp := &rep.Clusters[1]
-	gcp.Incomplete, gcp.Failing = "no index", map[string]string{"gcp.p0": "update gcp.p0: forbidden"}
-	gcp.Overridden = []statuspage.Override{{Object: "gcp.p1", By: "kubectl-edit", Since: reporttest.Now, Next: reporttest.Now.Add(time.Minute)}}
+	gcp.Incomplete, gcp.Failing = "1 of 17 nodes are missing", map[string]string{"gcp.n0": "update gcp.n0: forbidden"}
+	gcp.Overridden = []statuspage.Override{{Object: "gcp.n1", By: "kubectl-edit", Since: reporttest.Now, Next: reporttest.Now.Add(time.Minute)}}
 	got := reporttest.Run(t, StatusCommand(), rep)
 	const want = `semaphore-relay v1.2.3
 cluster aws
@@ -49,11 +49,11 @@ this replica writes
 objects of cluster old, which is not configured, are removed
 
 CLUSTER  CONTACT  NODES  OBJECTS  WAITING  FAILING
-aws      0s ago   40     3        0        0
-gcp      0s ago   17     1        1        1
+aws      0s ago   40     40       0        0
+gcp      0s ago   17     16       1        1
 
 FAILING OBJECT  ERROR
-gcp.p0          update gcp.p0: forbidden
+gcp.n0          update gcp.n0: forbidden
 
 `
 	if diff := cmp.Diff(want, got.Stdout[:min(len(got.Stdout), len(want))]); diff != "" || got.Code != 1 {

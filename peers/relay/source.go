@@ -2,16 +2,13 @@ package relay
 
 import (
 	"context"
-	"maps"
-	"slices"
-	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
-	"github.com/kube-semaphore/kube-semaphore/peers/shards"
+	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 )
 
 const (
@@ -31,23 +28,20 @@ type source struct {
 	cluster string
 	c       *Controller
 	server  *kube.Server
-	nodes   *kube.Feed[shards.Node]
+	nodes   *kube.Feed[v1alpha1.Spec]
 	trigger *reconcile.Trigger
 	loop    *reconcile.Loop
 	renewal *reconcile.Trigger // of the Lease
-
-	members map[string]*shards.Node // owned by loop
-	plan    atomic.Pointer[shards.Plan]
-	count   atomic.Int64 // of nodes
+	set     *set
 }
 
-func newSource(c *Controller, cluster string, client func() (kube.Client, error), cfg kube.WatchConfig[*shards.Node]) *source {
+func newSource(c *Controller, cluster string, client func() (kube.Client, error), cfg kube.WatchConfig[*v1alpha1.Spec]) *source {
 	s := &source{
-		cluster: cluster, c: c, trigger: reconcile.NewTrigger(), renewal: reconcile.NewTrigger(), members: map[string]*shards.Node{},
+		cluster: cluster, c: c, trigger: reconcile.NewTrigger(), renewal: reconcile.NewTrigger(), set: newSet(false),
 	}
 	s.server = kube.NewServer(kube.ServerConfig{Cluster: cluster, StaleAfter: staleAfter, Ping: kube.Ping(client), Logger: c.Logger})
 	cfg.Cluster, cfg.Kind, cfg.Server, cfg.Object = cluster, "nodes", s.server, &corev1.Node{}
-	cfg.Equal, cfg.Notify, cfg.Logger, cfg.Metrics = (*shards.Node).Equal, s.trigger.Fire, c.Logger, c.Watches
+	cfg.Equal, cfg.Notify, cfg.Logger, cfg.Metrics = (*v1alpha1.Spec).Equal, s.trigger.Fire, c.Logger, c.Watches
 	s.nodes = kube.NewFeed(cfg)
 	s.loop = reconcile.NewLoop(reconcile.Config{
 		Name: "nodes " + cluster, Trigger: s.trigger, Reconcile: s.pass, MinInterval: passSpacing, RestShare: restShare,
@@ -56,40 +50,45 @@ func newSource(c *Controller, cluster string, client func() (kube.Client, error)
 	return s
 }
 
-// pass makes a plan of the nodes, once they and the objects have been listed, and adds the
-// objects that it changes to the writer. Without a plan nothing is written. It makes no
-// request and never fails.
+// pass follows the nodes, once they and the objects have been listed, and adds the objects of those
+// that have changed to the writer. Until then nothing is written. It makes no request and never
+// fails.
 func (s *source) pass(context.Context) error {
-	changes, synced := s.nodes.Changes()
-	for _, change := range changes {
-		if change.After == nil {
-			delete(s.members, change.Key)
-		} else {
-			s.members[change.Key] = change.After
-		}
-	}
-	before := s.plan.Load()
-	if !synced || !s.c.known.Load() || before != nil && len(changes) == 0 {
+	if !s.c.known.Load() {
 		return nil
 	}
-	plan := shards.Desired(s.cluster, slices.Collect(maps.Values(s.members)), s.c.shardsOf(s.cluster))
-	s.plan.Store(plan)
-	if before == nil {
-		s.renewal.Fire() // Agents that have the objects expect the Lease.
+	changes, synced := s.nodes.Changes()
+	if !synced {
+		return nil
 	}
-	s.count.Store(int64(len(s.members)))
+	var written, removed []Key
+	for _, change := range changes {
+		if change.After == nil {
+			key := Key{s.cluster, change.Before.ObjectName()}
+			s.set.desire(key.Object, nil)
+			removed = append(removed, key)
+			continue
+		}
+		key := Key{s.cluster, change.After.ObjectName()}
+		s.set.desire(key.Object, change.After)
+		written = append(written, key)
+	}
+	nodes, _, known := s.set.size()
 	if s.cluster == s.c.Cluster {
-		s.c.pace.SetRates(ratesFor(len(s.members)))
+		s.c.pace.SetRates(ratesFor(nodes))
 	}
-	change := plan.Since(before)
-	s.c.write(0, keysOf(s.cluster, change.Written)...)
-	s.c.write(shrinkWait, keysOf(s.cluster, change.Shrunk)...)
-	s.c.write(0, Key{Cluster: s.cluster})
+	if !known {
+		s.set.read()
+		s.renewal.Fire() // Agents that have the objects expect the Lease.
+		written, removed = keysOf(s.cluster, s.set.all()), nil
+	}
+	s.c.write(0, append(written, countOf(s.cluster))...)
+	s.c.write(removalWait, removed...)
 	return nil
 }
 
-func keysOf(cluster string, names []string) (keys []Key) {
-	for _, name := range names {
+func keysOf(cluster string, objects []string) (keys []Key) {
+	for _, name := range objects {
 		keys = append(keys, Key{cluster, name})
 	}
 	return keys

@@ -11,6 +11,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
+	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 )
 
 func connection[T any](f *kube.Feed[T]) statuspage.Connection {
@@ -28,8 +29,8 @@ func connection[T any](f *kube.Feed[T]) statuspage.Connection {
 func (c *Controller) Status() statuspage.Relay {
 	st := statuspage.Relay{Cluster: c.Cluster, Objects: connection(c.objects), Clusters: []statuspage.RelayCluster{}}
 	c.mu.Lock()
-	for cluster := range c.have {
-		if c.sources[cluster] == nil {
+	for cluster, set := range c.sets {
+		if set.gone && (len(set.all()) > 0 || c.counted(cluster) >= 0) {
 			st.Unconfigured = append(st.Unconfigured, cluster)
 		}
 	}
@@ -53,7 +54,7 @@ func (c *Controller) Status() statuspage.Relay {
 		slices.SortFunc(r.Overridden, func(a, b statuspage.Override) int { return cmp.Compare(a.Object, b.Object) })
 		for key, err := range failing {
 			if key.Cluster == r.Name {
-				r.Failing[key.name()] = err.Error()
+				r.Failing[key.Object] = err.Error()
 			}
 		}
 	}
@@ -61,16 +62,9 @@ func (c *Controller) Status() statuspage.Relay {
 }
 
 func (s *source) status() statuspage.RelayCluster {
-	st := statuspage.RelayCluster{Name: s.cluster, Local: s.cluster == s.c.Cluster, API: connection(s.nodes), Nodes: int(s.count.Load())}
-	have := s.c.shardsOf(s.cluster)
-	st.Shards = len(have)
-	index := s.c.get(Key{Cluster: s.cluster})
-	switch {
-	case index == nil:
-		st.Incomplete = "no index"
-	case slices.ContainsFunc(index.Spec.Shards, func(name string) bool { return !slices.Contains(have, name) }):
-		st.Incomplete = "shards are missing"
-	}
+	st := statuspage.RelayCluster{Name: s.cluster, Local: s.cluster == s.c.Cluster, API: connection(s.nodes)}
+	st.Nodes, st.Objects, _ = s.set.size()
+	st.Incomplete = v1alpha1.Incomplete(s.c.counted(s.cluster), st.Objects)
 	return st
 }
 
@@ -145,8 +139,8 @@ func (m *Metrics) observe(o keep.Outcome[Key]) {
 
 // collector collects the current state.
 type collector struct {
-	controller                                              *Controller
-	nodes, shards, incomplete, pending, failing, overridden *prometheus.Desc
+	controller                                               *Controller
+	nodes, objects, incomplete, pending, failing, overridden *prometheus.Desc
 }
 
 // NewCollector returns a collector of the controller's status.
@@ -157,7 +151,7 @@ func NewCollector(c *Controller) prometheus.Collector {
 	return &collector{
 		controller: c,
 		nodes:      desc("nodes", "Nodes of a cluster that are stored, or will be."),
-		shards:     desc("shards", "Objects with nodes of a cluster."),
+		objects:    desc("objects", "Objects with nodes of a cluster."),
 		incomplete: desc("incomplete", "Whether objects of a cluster are missing, so that agents add its nodes and remove none."),
 		pending:    desc("pending_writes", "Objects of a cluster that wait to be written."),
 		failing:    desc("failing_objects", "Objects of a cluster whose last write failed."),
@@ -167,7 +161,7 @@ func NewCollector(c *Controller) prometheus.Collector {
 
 // Describe implements prometheus.Collector.
 func (m *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.nodes, m.shards, m.incomplete, m.pending, m.failing, m.overridden} {
+	for _, d := range []*prometheus.Desc{m.nodes, m.objects, m.incomplete, m.pending, m.failing, m.overridden} {
 		ch <- d
 	}
 }
@@ -185,7 +179,7 @@ func (m *collector) Collect(ch chan<- prometheus.Metric) {
 			incomplete = 1
 		}
 		gauge(m.nodes, r.Nodes)
-		gauge(m.shards, r.Shards)
+		gauge(m.objects, r.Objects)
 		gauge(m.incomplete, incomplete)
 		gauge(m.pending, r.Pending)
 		gauge(m.failing, len(r.Failing))

@@ -201,8 +201,7 @@ func (b *bench) heartbeat(ctx context.Context, n int) error {
 	}}}, "status")
 }
 
-// move is what an agent publishes when its node has another endpoint. Changes are of
-// different shards.
+// move is what an agent publishes when its node has another endpoint.
 func (b *bench) move(ctx context.Context, n int) error {
 	return b.patch(ctx, n, map[string]any{"metadata": map[string]any{"annotations": published((n*37)%b.nodes, n+1)}})
 }
@@ -223,7 +222,7 @@ func (b *bench) stored(ctx context.Context) error {
 		}
 		for i := range st.Clusters {
 			if c := &st.Clusters[i]; c.Name == b.Remote.Name && c.Nodes == b.nodes && c.Incomplete == "" && c.Pending == 0 && st.Leading && c.API.Error == "" && st.Objects.Error == "" {
-				measure.Say("%d nodes are in %d objects after %v", c.Nodes, c.Shards, time.Since(began).Round(time.Second))
+				measure.Say("%d nodes are in %d objects after %v", c.Nodes, c.Objects, time.Since(began).Round(time.Second))
 				return nil
 			}
 		}

@@ -13,16 +13,8 @@ func (o *WireguardPeers) DeepCopyObject() runtime.Object { return o.DeepCopy() }
 func (o *WireguardPeers) DeepCopy() *WireguardPeers {
 	c := &WireguardPeers{TypeMeta: o.TypeMeta, Spec: o.Spec}
 	o.DeepCopyInto(&c.ObjectMeta)
-	c.Spec.Shards = slices.Clone(o.Spec.Shards)
-	c.Spec.Peers, c.Spec.Nodes = slices.Clone(o.Spec.Peers), slices.Clone(o.Spec.Nodes)
-	for i := range c.Spec.Peers {
-		p := &c.Spec.Peers[i]
-		p.PodCIDRs, p.Allocated = slices.Clone(p.PodCIDRs), slices.Clone(p.Allocated)
-	}
-	for i := range c.Spec.Nodes {
-		n := &c.Spec.Nodes[i]
-		n.Addresses, n.PodCIDRs = slices.Clone(n.Addresses), slices.Clone(n.PodCIDRs)
-	}
+	c.Spec.PodCIDRs, c.Spec.Allocated = slices.Clone(o.Spec.PodCIDRs), slices.Clone(o.Spec.Allocated)
+	c.Spec.Addresses = slices.Clone(o.Spec.Addresses)
 	return c
 }
 
