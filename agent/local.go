@@ -27,6 +27,9 @@ const (
 	// Service ranges rarely change, and every agent of the cluster polls them.
 	servicesPeriod  = 10 * time.Minute
 	servicesTimeout = 30 * time.Second
+	// listsPerSecond is the rate to which the lists of all nodes of this cluster are spread
+	// after a restart of the API server that they read.
+	listsPerSecond = 50
 )
 
 // local tracks the addresses of this cluster, which no endpoint of a remote may have. It

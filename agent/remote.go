@@ -215,7 +215,7 @@ func (r *remote) rules() peers.Rules {
 	rules := peers.Rules{
 		Subnets: r.cfg.PodSubnets, OwnAddrs: *r.agent.hostAddrs.Load(),
 		NodeSubnets: r.cfg.NodeSubnets, MaxPeers: r.cfg.MaxPeers, Local: local, LocalUnknown: local == nil,
-		Borrowed: r.cfg.Borrowed, MaxPrefixes: r.cfg.MaxPrefixes, MaxAllowedIPs: r.cfg.MaxAllowedIPs, Now: time.Now(),
+		Borrowed: r.cfg.Borrowed, MaxPrefixes: r.cfg.MaxPrefixes, MaxAllowedIPs: r.cfg.MaxAllowedIPs,
 		Hidden: r.agent.location.Type == endpoint.None,
 	}
 	if self, known := r.agent.knownSelf(); known {

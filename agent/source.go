@@ -3,7 +3,12 @@ package agent
 import (
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
@@ -34,8 +39,8 @@ type direct struct {
 	*kube.Watch[*peers.Node]
 	cluster string
 	reader  *kube.NodeReader
-	form    form
 	spread  func() time.Duration
+	whole   time.Time // when to read whole nodes; zero: metadata suffices, or they are read
 	log     *slog.Logger
 }
 
@@ -60,16 +65,36 @@ func newDirect(a *agent, cfg *config.Remote, changed func(), metrics *kube.Metri
 	}
 }
 
-func (d *direct) due() time.Time { return d.form.due() }
+func (d *direct) due() time.Time { return d.whole }
 
-// passed lists the nodes in another form when that is due.
+// passed lists the nodes whole, for as long as this process runs, if their metadata doesn't suffice to
+// decide. All agents notice that at the same time: their lists are spread.
 func (d *direct) passed(now time.Time, state *peers.State) {
-	if !d.form.next(now, state, d.reader.Whole(), d.spread()) {
-		return
+	switch {
+	case !state.Undecided || d.reader.Whole():
+		d.whole = time.Time{}
+	case d.whole.IsZero():
+		d.whole = now.Add(time.Duration(rand.Float64() * float64(d.spread())))
+	case !now.Before(d.whole):
+		d.whole = time.Time{}
+		d.reader.SetWhole(true)
+		d.log.Info("listing whole nodes, to decide about prefixes", "cluster", d.cluster)
+		d.Renew()
 	}
-	d.reader.SetWhole(state.Undecided)
-	d.log.Info("listing nodes in another form", "cluster", d.cluster, "whole", state.Undecided)
-	d.Renew()
+}
+
+// keepNode returns a function that trims what a kube.NodeReader reads.
+func keepNode(local string, cfg *config.Remote) func(runtime.Object) (*peers.Node, bool) {
+	whole, bare := peers.NodeFor(local, cfg.MaxPrefixes, cfg.PodSubnetsMap), peers.BareNodeFor(local, cfg.MaxPrefixes)
+	return func(object runtime.Object) (*peers.Node, bool) {
+		switch n := object.(type) {
+		case *corev1.Node:
+			return whole(n)
+		case *metav1.PartialObjectMetadata:
+			return bare(n)
+		}
+		return nil, false
+	}
 }
 
 func (d *direct) status() statuspage.Connection {

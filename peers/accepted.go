@@ -3,7 +3,6 @@ package peers
 import (
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
@@ -17,37 +16,15 @@ import (
 type Accepted struct {
 	keys     map[tunnel.Key]string
 	prefixes map[string][]netip.Prefix // of a node, sorted
-	// moved are the single addresses that recently moved between nodes that both claimed
-	// them.
-	moved map[netip.Prefix]moves
-	peers []Peer // with the accepted endpoints
+	peers    []Peer                    // with the accepted endpoints
 	// joined are the nodes whose prefixes are allowed IPs of another one's peer, see join.
 	joined map[string]struct{}
 	// disputed holds, by the remote's node, the claim of a node of this cluster to its
 	// accepted endpoint, which is retained.
 	disputed map[string]string
-	// allocations is set if what the remote's control plane allocated mattered, undecided if it
-	// wasn't known of all nodes.
-	allocations, undecided bool
-}
-
-// moves counts the moves of an address, each within flapping of the one before.
-type moves struct {
-	last  time.Time
-	count int
-}
-
-// After maxMoves moves, each within flapping of the one before, an address stays at its
-// node until flapping has passed.
-const (
-	maxMoves = 3
-	flapping = time.Minute
-)
-
-// isFlapping reports whether an address may not move now.
-func (a Accepted) isFlapping(p netip.Prefix, now time.Time) bool {
-	m := a.moved[p]
-	return m.count >= maxMoves && now.Sub(m.last) < flapping
+	// undecided is set if what the remote's control plane allocated may decide about a new prefix,
+	// and isn't known of all nodes.
+	undecided bool
 }
 
 // hasPrefix reports whether a prefix was accepted from a node.

@@ -26,29 +26,8 @@ func aged(hours int) func(*Node) {
 
 func borrowing() Rules {
 	r := rules
-	r.Borrowed, r.Now = true, epoch
+	r.Borrowed = true
 	return r
-}
-
-// TestMovesAreForgotten checks that nothing is kept of addresses that no longer move.
-func TestMovesAreForgotten(t *testing.T) {
-	rules := borrowing()
-	decide := func(before Accepted, on bool) Accepted {
-		nodes := []*Node{node(1), node(2, with("10.4.1.7/32"))}
-		if on {
-			nodes[0] = node(1, with("10.4.1.0/24", "10.4.1.7/32"))
-		}
-		rules.Now = rules.Now.Add(flapping)
-		_, _, after := DesiredAfter(before, nodes, rules)
-		return after
-	}
-	accepted := decide(decide(Accepted{}, false), true)
-	if len(accepted.moved) != 1 {
-		t.Errorf("moved is %v", accepted.moved)
-	}
-	if accepted = decide(accepted, false); len(accepted.moved) > 0 {
-		t.Errorf("moved is %v", accepted.moved)
-	}
 }
 
 func TestNodeForReadsTheAnnotation(t *testing.T) {
@@ -117,10 +96,12 @@ func TestContested(t *testing.T) {
 					}
 				}
 			}
-			s := newAssignment(Accepted{}, nodes, &Rules{Borrowed: !alone})
+			s := newAssignment(Accepted{}, nodes, make([]bool, len(nodes)), &Rules{Borrowed: !alone, Subnets: rules.Subnets})
 			got := map[netip.Prefix]struct{}{}
-			for p := range s.conflicts {
-				got[p] = struct{}{}
+			for i := range s.places {
+				if s.places[i].contested {
+					got[s.places[i].prefix] = struct{}{}
+				}
 			}
 			if diff := cmp.Diff(want, got, comparers); diff != "" {
 				t.Fatalf("alone %v, of %v (-want +got):\n%s", alone, nodes, diff)
@@ -139,7 +120,6 @@ func TestRandomHistoriesOfSingleAddresses(t *testing.T) {
 		var accepted Accepted
 		all := map[int]*Node{}
 		for range 30 {
-			rules.Now = rules.Now.Add(time.Duration(random.IntN(40)) * time.Second)
 			if n := 1 + random.IntN(5); random.IntN(6) == 0 {
 				delete(all, n)
 			} else {
@@ -188,9 +168,8 @@ func TestRandomHistoriesOfSingleAddresses(t *testing.T) {
 	}
 }
 
-// FuzzPodCIDRs makes a node publish anything: other nodes keep their accepted prefixes,
-// except for single addresses, and their allocations, also without accepted state, and the
-// prefixes that it gets are within bounds.
+// FuzzPodCIDRs makes a node publish anything: other nodes keep their accepted prefixes, and without
+// accepted state their allocations, and the prefixes that it gets are within bounds.
 func FuzzPodCIDRs(f *testing.F) {
 	for _, text := range []string{
 		"", "10.4.7.0/26", "10.4.1.0/24", "10.4.1.7/32", "10.4.0.0/16", "0.0.0.0/0,::/0", ",,,", "::ffff:10.4.1.7/128", "fd04::/48",
@@ -240,13 +219,10 @@ func FuzzPodCIDRs(f *testing.F) {
 				}
 			}
 		}
-		_, _, accepted = DesiredAfter(Accepted{}, []*Node{hostile}, rules)
-		for _, before := range []Accepted{{}, accepted} {
-			peers, rejected, _ := DesiredAfter(before, []*Node{hostile, node(1), node(2)}, rules)
-			for _, want := range []Peer{peer(1), peer(2)} {
-				if !slices.ContainsFunc(peers, func(p Peer) bool { return differ(p, want) == "" }) {
-					t.Fatalf("%s has lost what it was given: %+v %+v", want.Node, peers, rejected)
-				}
+		peers, rejected, _ = DesiredAfter(Accepted{}, []*Node{hostile, node(1), node(2)}, rules)
+		for _, want := range []Peer{peer(1), peer(2)} {
+			if !slices.ContainsFunc(peers, func(p Peer) bool { return differ(p, want) == "" }) {
+				t.Fatalf("%s has lost what it was given: %+v %+v", want.Node, peers, rejected)
 			}
 		}
 	})
@@ -255,14 +231,9 @@ func FuzzPodCIDRs(f *testing.F) {
 // given sets the allocation of a node that publishes other prefixes.
 func given(prefixes ...string) func(*Node) { return func(n *Node) { n.Allocated = prefixes } }
 
-// calico is a node that publishes its pods' address blocks and doesn't use its allocation.
-func calico(n int, blocks ...string) *Node {
-	return node(n, with(blocks...), given(fmt.Sprintf("10.4.%d.0/24", n)))
-}
-
 // TestHostileNodeTakesNoAllocation makes a node publish arbitrary prefixes with any age.
-// The other nodes keep their allocations, with and without accepted state, and also single
-// addresses unless Rules.Borrowed is set.
+// The other nodes keep their allocations where nothing was accepted before, or they were accepted
+// themselves, and also single addresses unless Rules.Borrowed is set.
 func TestHostileNodeTakesNoAllocation(t *testing.T) {
 	random := rand.New(rand.NewPCG(11, 12))
 	for range 2000 {
@@ -281,14 +252,13 @@ func TestHostileNodeTakesNoAllocation(t *testing.T) {
 			published = append(published, fmt.Sprintf("10.4.%d.%d/%d", random.IntN(8), 64*random.IntN(4), []int{16, 20, 23, 24, 25, 28, 31, 32}[random.IntN(8)]))
 		}
 		hostile := node(9, with(published...), aged(random.IntN(100)), given("10.4.9.0/24"))
-		// Of two nodes, one without an allocation keeps its accepted prefixes.
-		if len(victims) > 1 && random.IntN(4) == 0 {
+		if random.IntN(4) == 0 {
 			hostile.Allocated = nil
 		}
-		_, _, first := DesiredAfter(Accepted{}, []*Node{hostile}, rules)
-		_, _, some := DesiredAfter(first, slices.Concat([]*Node{hostile}, victims[:len(victims)/2]), rules)
+		_, _, some := DesiredAfter(Accepted{}, slices.Concat([]*Node{hostile}, victims[:len(victims)/2]), rules)
+		_, _, others := DesiredAfter(Accepted{}, victims, rules)
 		all := slices.Concat(victims, []*Node{hostile})
-		for name, before := range map[string]Accepted{"without memory": {}, "after the hostile one": first, "after some of them": some} {
+		for name, before := range map[string]Accepted{"without memory": {}, "after the victims": others, "after some of them": some} {
 			random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 			peers, rejected, accepted := DesiredAfter(before, all, rules)
 			checkPeers(t, slices.DeleteFunc(slices.Clone(peers), func(p Peer) bool { return len(p.AllowedIPs) == 0 }), rules)
@@ -296,7 +266,11 @@ func TestHostileNodeTakesNoAllocation(t *testing.T) {
 			if diff := differ(peers, again); diff != "" {
 				t.Fatalf("%s, once more, other peers:\n%s", name, diff)
 			}
-			for _, v := range victims {
+			kept := victims
+			if name == "after some of them" {
+				kept = victims[:len(victims)/2]
+			}
+			for _, v := range kept {
 				i := slices.IndexFunc(peers, func(p Peer) bool { return p.Node == v.Name })
 				if i < 0 || !slices.Equal(peers[i].AllowedIPs, prefixes(v.PodCIDRs...)) {
 					t.Fatalf("%s, %s has lost something to %v: %+v", name, v.Name, published, rejected)
@@ -306,37 +280,79 @@ func TestHostileNodeTakesNoAllocation(t *testing.T) {
 	}
 }
 
-// TestOneHostileNodeTakesFromOneAtMost makes one node publish anything in a cluster without
-// allocations: it takes larger prefixes from at most one other node, also without accepted
-// state.
-func TestOneHostileNodeTakesFromOneAtMost(t *testing.T) {
+// TestRules applies the rules to all pairs of claims by themselves, without the structure that finds
+// which of them overlap.
+func TestRules(t *testing.T) {
 	random := rand.New(rand.NewPCG(13, 14))
 	for range 2000 {
 		rules := borrowing()
 		rules.Borrowed = random.IntN(2) == 0
-		victims := make([]*Node, 3+random.IntN(3))
-		for i := range victims {
-			victims[i] = calico(i+1, fmt.Sprintf("10.4.%d.0/26", 100+i), fmt.Sprintf("10.4.%d.64/26", 100+random.IntN(2)+i))
-			victims[i].PodCIDRs[1] = fmt.Sprintf("10.4.%d.%d/26", 100+i, 64*(1+random.IntN(3)))
+		nodes := make([]*Node, 2+random.IntN(5))
+		for i := range nodes {
+			var texts []string
+			for range random.IntN(5) {
+				texts = append(texts, fmt.Sprintf("10.4.%d.%d/%d", random.IntN(3), 64*random.IntN(4), []int{22, 24, 25, 26, 32}[random.IntN(5)]))
+			}
+			nodes[i] = node(i+1, with(texts...), given(fmt.Sprintf("10.4.%d.0/24", random.IntN(3))), aged(random.IntN(9)))
 		}
-		var published []string
-		for range random.IntN(12) {
-			published = append(published, fmt.Sprintf("10.4.%d.%d/%d", 100+random.IntN(6), 64*random.IntN(4), []int{16, 22, 24, 26, 26, 28, 31}[random.IntN(7)]))
+		_, _, before := DesiredAfter(Accepted{}, nodes[:random.IntN(len(nodes))], rules)
+		type claim struct {
+			of *Node
+			p  netip.Prefix
 		}
-		hostile := node(9, with(published...), aged(random.IntN(100)), given("10.4.0.0/16"))
-		if random.IntN(4) == 0 {
-			hostile.Published, hostile.PodCIDRs = false, hostile.Allocated
-		}
-		peers, _, _ := DesiredAfter(Accepted{}, append(victims, hostile), rules)
-		var lost []string
-		for _, v := range victims {
-			i := slices.IndexFunc(peers, func(p Peer) bool { return p.Node == v.Name })
-			if i < 0 || len(peers[i].AllowedIPs) < len(v.PodCIDRs) {
-				lost = append(lost, v.Name)
+		var claims, got, want []claim
+		parsed := make([]*Node, len(nodes))
+		for i, n := range nodes {
+			parsed[i] = n.parse(0)
+			for _, p := range parsed[i].prefixes {
+				claims = append(claims, claim{parsed[i], p})
 			}
 		}
-		if len(lost) > 1 {
-			t.Fatalf("%v have lost something to %v", lost, published)
+		rank := func(c claim) int {
+			switch {
+			case before.hasPrefix(c.of.Name, c.p):
+				return 1
+			case within(c.p, c.of.allocated) && (!rules.Borrowed || !c.p.IsSingleIP()):
+				return 2
+			}
+			return 3
+		}
+		slices.SortFunc(claims, func(a, b claim) int {
+			return cmpOr(rank(a)-rank(b), older(a.of, b.of), comparePrefixes(a.p, b.p))
+		})
+		for _, c := range claims {
+			if !slices.ContainsFunc(want, func(o claim) bool {
+				apart := rules.Borrowed && c.p != o.p && (c.p.IsSingleIP() || o.p.IsSingleIP())
+				return c.p.Overlaps(o.p) && !apart
+			}) {
+				want = append(want, c)
+			}
+		}
+		peers, _, _ := DesiredAfter(before, nodes, rules)
+		for _, p := range peers {
+			i := slices.IndexFunc(parsed, func(n *Node) bool { return n.Name == p.Node })
+			for _, a := range p.AllowedIPs {
+				got = append(got, claim{parsed[i], a})
+			}
+		}
+		texts := func(claims []claim) (all []string) {
+			for _, c := range claims {
+				all = append(all, c.of.Name+" "+c.p.String())
+			}
+			slices.Sort(all)
+			return all
+		}
+		if diff := cmp.Diff(texts(want), texts(got)); diff != "" {
+			t.Fatalf("(-want +got):\n%s", diff)
 		}
 	}
+}
+
+func cmpOr(values ...int) int {
+	for _, v := range values {
+		if v != 0 {
+			return v
+		}
+	}
+	return 0
 }

@@ -19,7 +19,6 @@ import (
 func TestAssign(t *testing.T) {
 	texttest.Run(t, "testdata/assign/*.txt", func(t *testing.T) func([]string) string {
 		m := &decisions{t: t, rules: rules, nodes: map[string]*Node{}}
-		m.rules.Now = epoch
 		return func(step []string) string {
 			for _, line := range step {
 				m.do(line)
@@ -52,8 +51,6 @@ func (m *decisions) do(line string) {
 		delete(m.nodes, rest)
 	case "restart":
 		_, m.accepted = recall(m.accepted.remember(m.sorted(), m.peers))
-	case "after":
-		m.rules.Now = m.rules.Now.Add(m.duration(rest))
 	case "local":
 		m.local = append(m.local, LocalNode{Name: set["name"], Addrs: addrs(list("addresses")...), PodCIDRs: prefixes(list("pods")...)})
 		m.services = append(m.services, prefixes(list("services")...)...)

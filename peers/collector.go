@@ -118,7 +118,7 @@ func (c *Collector) collectState(ch chan<- prometheus.Metric, r Observed, state 
 	seen := map[series]struct{}{}
 	counts := map[Reason]int{
 		ReasonPublicKey: 0, ReasonDuplicateKey: 0, ReasonEndpoint: 0, ReasonNoEndpoint: 0, ReasonPodCIDR: 0, ReasonDuplicatePrefix: 0,
-		ReasonTooManyPeers: 0, ReasonManyPrefixes: 0, ReasonFlapping: 0, ReasonUndecided: 0,
+		ReasonTooManyPeers: 0, ReasonManyPrefixes: 0, ReasonUndecided: 0,
 	}
 	for _, rejection := range state.Rejected {
 		s := series{rejection.Node, rejection.Reason}

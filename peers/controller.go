@@ -90,10 +90,9 @@ type State struct {
 	Disputed map[string]string
 	// Restored are the endpoints of an earlier process, while Source is SourceNone.
 	Restored []netip.Addr
-	// Specs is set if the remote's nodes must be read whole: some don't publish their prefixes,
-	// or prefixes overlap or are too many, so that what the remote's control plane allocated
-	// decides. Undecided is set if it isn't known of some nodes that were read as metadata only.
-	Specs, Undecided bool
+	// Undecided is set if what the remote's control plane allocated may decide about a new prefix,
+	// and some nodes were read as metadata only.
+	Undecided bool
 	// Repairs counts the passes that restored what another program had changed on the device.
 	Repairs int
 }
@@ -199,8 +198,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 		defer c.notifyFresh()
 	}
 	c.index = index
-	state := &State{Source: source, Peers: peers, Rejected: rejected, Configured: configured, Disputed: accepted.disputed, Repairs: previous.Repairs,
-		Specs: accepted.allocations || slices.ContainsFunc(nodes, func(n *Node) bool { return !n.Published }), Undecided: accepted.undecided}
+	state := &State{Source: source, Peers: peers, Rejected: rejected, Configured: configured, Disputed: accepted.disputed, Repairs: previous.Repairs, Undecided: accepted.undecided}
 	if changes.Repaired {
 		state.Repairs++
 	}

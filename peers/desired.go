@@ -36,7 +36,6 @@ const (
 	ReasonTooManyPeers    Reason = "too_many_peers"   // over Rules.MaxPeers
 	ReasonManyPrefixes    Reason = "many_prefixes"    // over Rules.MaxPrefixes or Rules.MaxAllowedIPs
 	ReasonUndecided       Reason = "undecided"        // what the remote's control plane allocated decides, and isn't read yet
-	ReasonFlapping        Reason = "flapping"         // the address moved too often, and stays with another node for now
 )
 
 // Rejection is a node, or a part of it, that was rejected.
@@ -87,7 +86,6 @@ type Rules struct {
 	// MaxAllowedIPs bounds the prefixes of all nodes together; 0: no bound. Prefixes that
 	// were accepted before take precedence.
 	MaxAllowedIPs int
-	Now           time.Time // of the decision
 	// MaxPeers bounds the peers; 0: no bound. Nodes whose key was accepted before take
 	// precedence.
 	MaxPeers int
@@ -109,11 +107,9 @@ func Desired(nodes []*Node, rules Rules) ([]Peer, []Rejection) {
 // rejections, sorted by node, and the new accepted state. It is pure; the order of nodes
 // doesn't matter.
 //
-// One bad node never changes what another one gets, except where both claim the same key
-// or prefix, see also join. The precedence then is: the node to which the remote's control plane
-// allocated it; the node that it was accepted from, as long as it claims it; a node
-// without conflicts with several others; the older one, by the creation time that the
-// remote states.
+// One bad node never changes what another one gets, except where both claim the same key or prefix:
+// see rule for prefixes, and join. A key belongs to the node that it was accepted from, as long as it
+// claims it, else to the older one, by the creation time that the remote states.
 func DesiredAfter(before Accepted, nodes []*Node, rules Rules) ([]Peer, []Rejection, Accepted) {
 	sorted := make([]*Node, len(nodes))
 	for i, n := range nodes {
@@ -122,22 +118,28 @@ func DesiredAfter(before Accepted, nodes []*Node, rules Rules) ([]Peer, []Reject
 	slices.SortFunc(sorted, older)
 
 	var (
-		peers       = make([]Peer, 0, len(nodes))
-		rejected    []Rejection
-		assignments = newAssignment(before, sorted, &rules)
-		keys        = before.retainedKeys(sorted, &rules)
-		accepted    = make(map[string][]netip.Prefix, len(nodes))
-		ownAddrs    = make(map[netip.Addr]struct{}, len(rules.OwnAddrs))
-		disputed    map[string]string
-		same        []*Node          // with the key of another one
-		endpoints   []netip.AddrPort // that the nodes of peers publish
-		joined      map[string]struct{}
+		peers     = make([]Peer, 0, len(nodes))
+		rejected  []Rejection
+		checks    = make([]check, len(sorted))
+		sound     = make([]bool, len(sorted))
+		keys      = before.retainedKeys(sorted, &rules)
+		accepted  = make(map[string][]netip.Prefix, len(nodes))
+		ownAddrs  = make(map[netip.Addr]struct{}, len(rules.OwnAddrs))
+		disputed  map[string]string
+		same      []*Node          // with the key of another one
+		endpoints []netip.AddrPort // that the nodes of peers publish
+		joined    map[string]struct{}
 	)
 	remaining := rules.MaxPeers - len(keys) // for new nodes
 	for _, a := range rules.OwnAddrs {
 		ownAddrs[a.Unmap().WithZone("")] = struct{}{}
 	}
-	for _, n := range assignments.order {
+	for i, n := range sorted {
+		checks[i] = checkNode(n, ownAddrs, before, &rules)
+		sound[i] = checks[i].err == nil
+	}
+	assignments := newAssignment(before, sorted, sound, &rules)
+	for i, n := range sorted {
 		// Accepted prefixes stay reserved while the node claims them, even if it is rejected.
 		if retained := assignments.retained(n); len(retained) > 0 {
 			accepted[n.Name] = retained
@@ -145,29 +147,15 @@ func DesiredAfter(before Accepted, nodes []*Node, rules Rules) ([]Peer, []Reject
 		reject := func(reason Reason, err error) {
 			rejected = append(rejected, Rejection{Node: n.Name, Reason: reason, Detail: printable.Error(err).Error()})
 		}
-		key, err := n.key, n.keyErr
-		if err == nil && slices.Contains(rules.OwnKeys, key) {
-			err = fmt.Errorf("public key %s is this node's own", key)
-		}
-		if err != nil {
-			reject(ReasonPublicKey, err)
-			continue
-		}
-		if owner, taken := keys[key]; taken && owner != n.Name {
+		key := n.key
+		owner, taken := keys[key]
+		taken = taken && owner != n.Name && checks[i].reason != ReasonPublicKey
+		switch {
+		case taken:
 			same = append(same, n)
 			continue
-		}
-		err = n.endpointErr
-		claim := ""
-		if err == nil && n.endpoint.IsValid() {
-			claim, err = checkEndpoint(n, ownAddrs, before, &rules)
-		}
-		if err != nil {
-			reject(ReasonEndpoint, err)
-			continue
-		}
-		if !n.endpoint.IsValid() && rules.Hidden {
-			reject(ReasonNoEndpoint, errBothHidden)
+		case checks[i].err != nil:
+			reject(checks[i].reason, checks[i].err)
 			continue
 		}
 		_, known := keys[key]
@@ -175,7 +163,7 @@ func DesiredAfter(before Accepted, nodes []*Node, rules Rules) ([]Peer, []Reject
 			reject(ReasonTooManyPeers, fmt.Errorf("at most %d peers are allowed, and others take precedence (SEMAPHORE_REMOTE_<NAME>_WG_MAX_PEERS)", rules.MaxPeers))
 			continue
 		}
-		allowed, refused := assignments.assign(n)
+		allowed, refused := assignments.of(n)
 		rejected = append(rejected, refused...)
 		if len(allowed) == 0 && len(refused) > 0 {
 			continue
@@ -194,11 +182,11 @@ func DesiredAfter(before Accepted, nodes []*Node, rules Rules) ([]Peer, []Reject
 			AllowedIPs: allowed,
 			Keepalive:  Keepalive,
 		}}))
-		if claim != "" {
+		if checks[i].claim != "" {
 			if disputed == nil {
 				disputed = map[string]string{}
 			}
-			disputed[n.Name] = claim
+			disputed[n.Name] = checks[i].claim
 		}
 	}
 	if len(same) > 0 {
@@ -208,8 +196,31 @@ func DesiredAfter(before Accepted, nodes []*Node, rules Rules) ([]Peer, []Reject
 	}
 	slices.SortFunc(peers, func(a, b Peer) int { return a.PublicKey.Compare(b.PublicKey) })
 	slices.SortStableFunc(rejected, func(a, b Rejection) int { return strings.Compare(a.Node, b.Node) })
-	return peers, rejected, Accepted{keys: keys, prefixes: accepted, peers: peers, joined: joined, disputed: disputed, moved: assignments.moves(),
-		allocations: assignments.bounded || len(assignments.conflicts) > 0, undecided: assignments.undecided}
+	return peers, rejected, Accepted{keys: keys, prefixes: accepted, peers: peers, joined: joined, disputed: disputed, undecided: assignments.undecided}
+}
+
+// check is what is wrong with a node by itself; without err it is sound.
+type check struct {
+	reason Reason
+	err    error
+	claim  string // of a node of this cluster to its endpoint, which was accepted before
+}
+
+func checkNode(n *Node, own map[netip.Addr]struct{}, before Accepted, rules *Rules) (c check) {
+	switch {
+	case n.keyErr != nil:
+		return check{reason: ReasonPublicKey, err: n.keyErr}
+	case slices.Contains(rules.OwnKeys, n.key):
+		return check{reason: ReasonPublicKey, err: fmt.Errorf("public key %s is this node's own", n.key)}
+	case n.endpointErr != nil:
+		return check{reason: ReasonEndpoint, err: n.endpointErr}
+	case n.endpoint.IsValid():
+		c.reason = ReasonEndpoint
+		c.claim, c.err = checkEndpoint(n, own, before, rules)
+	case rules.Hidden:
+		return check{reason: ReasonNoEndpoint, err: errBothHidden}
+	}
+	return c
 }
 
 // join rejects nodes with the key of another one. If they publish its endpoint, too, it is the same
@@ -229,7 +240,7 @@ func (s *assignment) join(nodes []*Node, keys map[tunnel.Key]string, peers []Pee
 			is = len(peers[i].AllowedIPs)+len(n.prefixes) <= s.rules.MaxPrefixes
 		}
 		if is {
-			allowed, refused := s.assign(n)
+			allowed, refused := s.of(n)
 			rejected = append(rejected, refused...)
 			if len(allowed) > 0 {
 				accepted[n.Name], joined[n.Name] = allowed, struct{}{}

@@ -41,7 +41,6 @@ var rejectedFor = map[string]string{
 	"no_endpoint":      "give one of the two nodes an endpoint that the other one reaches: annotate it with wireguard.semaphore.uw.io/endpoint-address",
 	"duplicate_prefix": "two nodes of the remote publish the same pod prefix: correct spec.podCIDRs there, or delete the Node that no longer exists",
 	"undecided":        "wait until the agents have read the remote's nodes whole; check their access to its API server if that doesn't end",
-	"flapping":         "find out in the remote cluster why two nodes publish the same pod address",
 	"too_many_peers":   "raise SEMAPHORE_REMOTE_<NAME>_WG_MAX_PEERS if the remote really has so many nodes",
 	"many_prefixes":    "raise SEMAPHORE_REMOTE_<NAME>_WG_MAX_PREFIXES or _WG_MAX_ALLOWED_IPS if the remote really has so many prefixes",
 }
