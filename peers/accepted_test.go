@@ -93,7 +93,7 @@ func TestControllerStoresAccepted(t *testing.T) {
 	want := []Peer{peer(1), peer(9)}
 	expect := func(c *Controller, source Source) {
 		t.Helper()
-		reconcile(t, c)
+		reconcileOnce(t, c)
 		if diff := cmp.Diff(want, c.State().Peers, comparers); diff != "" || c.State().Source != source {
 			t.Errorf("from %s (-want +got):\n%s", c.State().Source, diff)
 		}
@@ -103,7 +103,7 @@ func TestControllerStoresAccepted(t *testing.T) {
 	}
 	r := &remote{nodes: []*Node{node(1)}, synced: true}
 	c := start(t, &device{}, r, store(), io.Discard)
-	reconcile(t, c)
+	reconcileOnce(t, c)
 	r.nodes = []*Node{node(1), thief}
 	expect(c, SourceAPI)
 	// A process that starts while the remote's API server is unreachable, and one that syncs
@@ -135,7 +135,7 @@ func TestStoreOfOtherVersions(t *testing.T) {
 	path := filepath.Join(dir, "wireguard.gcp.peers.json")
 	r := &remote{nodes: []*Node{node(1), node(2)}, synced: true}
 	c := start(t, &device{}, r, NewStore(dir, "wireguard.gcp", "gcp"), io.Discard)
-	reconcile(t, c)
+	reconcileOnce(t, c)
 	if err := c.Save(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func TestStoreOfOtherVersions(t *testing.T) {
 	// It stored the nodes only: they are accepted by age.
 	r.nodes = append(r.nodes, backdated(9, node(1)))
 	c = start(t, &device{}, r, NewStore(dir, "wireguard.gcp", "gcp"), io.Discard)
-	reconcile(t, c)
+	reconcileOnce(t, c)
 	if diff := cmp.Diff([]Peer{peer(1), peer(2), peer(9)}, c.State().Peers, comparers); diff != "" {
 		t.Errorf("after an upgrade (-want +got):\n%s", diff)
 	}

@@ -96,7 +96,7 @@ func probeable(peers ...tunnel.Peer) []tunnel.Peer {
 	return peers
 }
 
-func reconcile(t *testing.T, c *Controller) {
+func reconcileOnce(t *testing.T, c *Controller) {
 	t.Helper()
 	if err := c.Reconcile(t.Context()); err != nil {
 		t.Fatal(err)
@@ -107,7 +107,7 @@ func TestControllerFollowsTheRemote(t *testing.T) {
 	d, r := &device{}, &remote{nodes: []*Node{node(1), node(2)}, synced: true}
 	var logs strings.Builder
 	c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), &logs)
-	reconcile(t, c)
+	reconcileOnce(t, c)
 	if diff := cmp.Diff([]tunnel.Key{key(1), key(2)}, d.keys()); diff != "" {
 		t.Fatalf("after the first pass (-want +got):\n%s", diff)
 	}
@@ -116,14 +116,14 @@ func TestControllerFollowsTheRemote(t *testing.T) {
 		t.Error("it isn't known since when a peer is configured")
 	}
 	logs.Reset()
-	reconcile(t, c)
+	reconcileOnce(t, c)
 	if logs.Len() > 0 {
 		t.Errorf("a pass that changed nothing logged %q", logs.String())
 	}
 
 	r.nodes = []*Node{node(2, func(n *Node) { n.PublicKey = "" }), node(3), node(2)}
 	r.nodes[0].Name = "bad"
-	reconcile(t, c)
+	reconcileOnce(t, c)
 	if diff := cmp.Diff([]tunnel.Key{key(2), key(3)}, d.keys()); diff != "" {
 		t.Errorf("after nodes came, went and went bad (-want +got):\n%s", diff)
 	}
@@ -134,13 +134,13 @@ func TestControllerFollowsTheRemote(t *testing.T) {
 		t.Errorf("the rejected node isn't logged: %s", logs.String())
 	}
 	logs.Reset()
-	reconcile(t, c)
+	reconcileOnce(t, c)
 	if logs.Len() > 0 {
 		t.Errorf("an unchanged rejection is logged again: %q", logs.String())
 	}
 
 	r.nodes = nil
-	reconcile(t, c)
+	reconcileOnce(t, c)
 	if len(d.peers) != 0 {
 		t.Errorf("the remote has no nodes, the device has %v", d.keys())
 	}
@@ -150,7 +150,7 @@ func TestControllerWaits(t *testing.T) {
 	t.Run("for the remote, removing nothing", func(t *testing.T) {
 		d, r := &device{peers: []tunnel.Peer{peer(1).Peer}}, &remote{}
 		c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), io.Discard)
-		reconcile(t, c)
+		reconcileOnce(t, c)
 		if d.calls != 0 || c.State().Source != SourceNone {
 			t.Errorf("configured %d times, source %s", d.calls, c.State().Source)
 		}
@@ -158,7 +158,7 @@ func TestControllerWaits(t *testing.T) {
 	t.Run("for the device", func(t *testing.T) {
 		d, r := &device{gone: true}, &remote{nodes: []*Node{node(1)}, synced: true}
 		c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), io.Discard)
-		reconcile(t, c)
+		reconcileOnce(t, c)
 		if d.calls != 0 {
 			t.Error("a device that isn't there was configured")
 		}
@@ -169,7 +169,7 @@ func TestControllerStartsFromDisk(t *testing.T) {
 	dir := t.TempDir()
 	d, r := &device{}, &remote{nodes: []*Node{node(1), node(2), node(3, func(n *Node) { n.Endpoint = "127.0.0.1:1" })}, synced: true}
 	c := start(t, d, r, NewStore(dir, "wireguard.gcp", "gcp"), io.Discard)
-	reconcile(t, c)
+	reconcileOnce(t, c)
 	if err := c.Save(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func TestControllerStartsFromDisk(t *testing.T) {
 	if diff := cmp.Diff(want, d.published, comparers); diff != "" {
 		t.Errorf("endpoints that the earlier process applied (-want +got):\n%s", diff)
 	}
-	reconcile(t, c)
+	reconcileOnce(t, c)
 	if diff := cmp.Diff([]tunnel.Key{key(1), key(2)}, d.keys()); diff != "" {
 		t.Errorf("from disk (-want +got):\n%s", diff)
 	}
@@ -188,7 +188,7 @@ func TestControllerStartsFromDisk(t *testing.T) {
 		t.Errorf("source %s", got)
 	}
 	r.nodes, r.synced = []*Node{node(2)}, true
-	reconcile(t, c)
+	reconcileOnce(t, c)
 	if diff := cmp.Diff([]tunnel.Key{key(2)}, d.keys()); diff != "" {
 		t.Errorf("once the remote answers (-want +got):\n%s", diff)
 	}
@@ -204,7 +204,7 @@ func TestControllerRetriesAfterAnError(t *testing.T) {
 		t.Errorf("state %+v though nothing was applied", got)
 	}
 	d.err = nil
-	reconcile(t, c)
+	reconcileOnce(t, c)
 	if got := c.State(); got.Source != SourceAPI || len(got.Peers) != 1 {
 		t.Errorf("state %+v", got)
 	}
@@ -257,7 +257,7 @@ func TestAcceptedEndpointsAreUsedBeforeLocalIsKnown(t *testing.T) {
 		dir := t.TempDir()
 		d, r := &device{}, &remote{nodes: []*Node{node(1)}, synced: true}
 		c := start(t, d, r, NewStore(dir, "wireguard.gcp", "gcp"), io.Discard)
-		reconcile(t, c)
+		reconcileOnce(t, c)
 		save := func() {
 			t.Helper()
 			if err := c.Save(t.Context()); err != nil {
@@ -282,7 +282,7 @@ func TestAcceptedEndpointsAreUsedBeforeLocalIsKnown(t *testing.T) {
 		// Unchecked endpoints are not accepted at the next start either.
 		for range 2 {
 			restart()
-			reconcile(t, c)
+			reconcileOnce(t, c)
 			if diff := cmp.Diff(probeable(peer(1).Peer, silent), d.peers, comparers); diff != "" {
 				t.Errorf("while the local cluster is unknown (-want +got):\n%s", diff)
 			}
@@ -295,12 +295,12 @@ func TestAcceptedEndpointsAreUsedBeforeLocalIsKnown(t *testing.T) {
 
 		// A node of ours claims the address of an accepted endpoint.
 		now.LocalUnknown, now.Local = false, NewLocal([]LocalNode{{Name: "own", Addrs: []netip.Addr{peer(1).Endpoint.Addr()}}}, nil, nil)
-		reconcile(t, c)
+		reconcileOnce(t, c)
 		if diff := cmp.Diff(probeable(peer(1).Peer, peer(2).Peer), d.peers, comparers); diff != "" {
 			t.Errorf("once it is known (-want +got):\n%s", diff)
 		}
 		now.Local = NewLocal(nil, nil, prefixes("10.22.0.1/32"))
-		reconcile(t, c)
+		reconcileOnce(t, c)
 		if diff := cmp.Diff(probeable(peer(2).Peer), d.peers, comparers); diff != "" {
 			t.Errorf("in a subnet of ours (-want +got):\n%s", diff)
 		}
@@ -308,7 +308,7 @@ func TestAcceptedEndpointsAreUsedBeforeLocalIsKnown(t *testing.T) {
 		now.LocalUnknown, now.Local = true, nil
 		restart()
 		r.synced = false
-		reconcile(t, c)
+		reconcileOnce(t, c)
 		if diff := cmp.Diff(probeable(peer(2).Peer), d.peers, comparers); diff != "" {
 			t.Errorf("from disk (-want +got):\n%s", diff)
 		}
@@ -379,6 +379,6 @@ func TestRepairsOfPeersAreCounted(t *testing.T) {
 		if got := c.State().Repairs; got != want {
 			t.Errorf("after %d passes: %d repairs", want, got)
 		}
-		reconcile(t, c)
+		reconcileOnce(t, c)
 	}
 }

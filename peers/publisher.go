@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -21,7 +20,8 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
-	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/peers/pods"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
@@ -222,11 +222,23 @@ type Publisher struct {
 	applied   bool      // once since start, to remove annotations of an earlier configuration
 	written   time.Time // last
 	before    string    // version of the node as it was observed then
-	wrote     uint64    // fingerprint of what was written then
-	due       time.Time // of a delayed write; zero: none
+	wrote     map[string]string
+	altered   bool              // the API server has stored something else
+	repeated  bool              // a write was repeated, because another client had changed it
+	backoff   reconcile.Backoff // of further ones
+	retry     time.Time         // when the next one is due; zero: not known
+	due       time.Time         // of a delayed write; zero: none
 	published atomic.Bool
-	past      *keep.Overrides[struct{}]
 }
+
+const (
+	// seenWithin is the time in which a watch shows a write.
+	seenWithin = 10 * time.Second
+	// lasting is the time for which a write must last so that the next repetition doesn't wait.
+	lasting = time.Minute
+	// shortestRetry and longestRetry bound the wait for a repetition.
+	shortestRetry, longestRetry = 250 * time.Millisecond, 5 * time.Minute
+)
 
 // PublisherConfig describes a Publisher.
 type PublisherConfig struct {
@@ -243,7 +255,7 @@ type PublisherConfig struct {
 
 // NewPublisher returns a publisher.
 func NewPublisher(cfg PublisherConfig) *Publisher {
-	return &Publisher{nodes: cfg.Nodes, self: cfg.Self, publications: cfg.Publications, pods: cfg.Pods, virtual: cfg.PodSubnets, spacing: cfg.Spacing, log: cfg.Logger, past: keep.NewOverrides[struct{}](cfg.Logger)}
+	return &Publisher{nodes: cfg.Nodes, self: cfg.Self, publications: cfg.Publications, pods: cfg.Pods, virtual: cfg.PodSubnets, spacing: cfg.Spacing, log: cfg.Logger, backoff: reconcile.Backoff{Min: shortestRetry, Max: longestRetry}}
 }
 
 // Published reports whether the node had all our annotations after the last pass.
@@ -279,38 +291,44 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 		}
 	}
 	complete := wrong == nil && pods != nil && !slices.ContainsFunc(publications, func(p Publication) bool { return !p.known() })
-	now, w := time.Now(), overridable(&self, want)
+	now, again := time.Now(), maps.Equal(want, p.wrote)
+	if p.retry.IsZero() && now.Sub(p.written) >= lasting {
+		p.repeated = false
+		p.backoff.Reset()
+	}
 	if len(changed) == 0 && p.applied {
-		p.past.Review(ctx, struct{}{}, now, nil)
 		p.published.Store(complete)
 		return wrong
 	}
-	if expiry := p.written.Add(keep.DefaultExpiry); self.Version != "" && self.Version == p.before && w.Want == p.wrote && now.Before(expiry) {
+	if expiry := p.written.Add(seenWithin); self.Version != "" && self.Version == p.before && again && now.Before(expiry) {
 		p.due = expiry // The watch doesn't show the write yet.
 		return wrong
 	}
-	if wait := p.past.Review(ctx, struct{}{}, now, []keep.Write{w})[0]; wait > 0 {
-		p.published.Store(false)
-		p.due = now.Add(wait)
-		if open := p.past.Of(struct{}{}, now); len(open) > 0 {
-			return errors.Join(wrong, errors.New(open[0].String()))
+	if again && p.repeated {
+		if p.retry.IsZero() {
+			p.retry = p.written.Add(p.backoff.Next())
 		}
-		return wrong
+		if now.Before(p.retry) {
+			p.published.Store(false)
+			p.due = p.retry
+			undone := statuspage.Override{Object: "annotations of node " + self.Name, Returned: p.altered}
+			return errors.Join(wrong, errors.New(undone.String()))
+		}
 	}
 	// Due is ignored after an error, whose back-off is longer anyway.
 	if next := p.written.Add(p.spacing); wrong == nil && time.Now().Before(next) {
 		p.due = next
 		return nil
 	}
-	p.written, p.before, p.wrote = time.Now(), self.Version, w.Want
+	p.written, p.before, p.wrote, p.repeated, p.retry = time.Now(), self.Version, want, again || p.repeated, time.Time{}
 	node, err := p.apply(ctx, self.Name, self.UID, want)
 	if err != nil {
 		p.published.Store(false)
-		p.before = ""
+		p.before, p.wrote = "", nil
 		return errors.Join(wrong, fmt.Errorf("publish on node %q: %w", self.Name, err))
 	}
 	p.applied = true
-	p.past.Wrote(ctx, struct{}{}, time.Now(), &w, fingerprint(node.Annotations, want))
+	p.altered = slices.ContainsFunc(slices.Collect(maps.Keys(want)), func(name string) bool { return node.Annotations[name] != want[name] })
 	p.published.Store(complete)
 	if len(changed) > 0 {
 		slices.Sort(changed)
@@ -339,30 +357,8 @@ func (p *Publisher) apply(ctx context.Context, node string, uid types.UID, annot
 	return p.nodes.Patch(ctx, node, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: FieldManager, Force: &force})
 }
 
-// overridable returns the write of annotations, for Overrides.
-func overridable(self *Self, want map[string]string) keep.Write {
-	return keep.Write{
-		Object: "annotations of node " + self.Name,
-		Have:   fingerprint(self.Annotations, want), Want: fingerprint(want, want),
-	}
-}
-
 // ofPods returns the names of the annotations that are the same for all remotes.
 func ofPods() []string { return []string{PodCIDRsAnnotation, config.SubnetMapAnnotation} }
-
-// fingerprint returns one of the annotations whose names are in want, and of those of pods;
-// never 0.
-func fingerprint(annotations, want map[string]string) uint64 {
-	h := fnv.New64a()
-	names := slices.AppendSeq(ofPods(), maps.Keys(want))
-	slices.Sort(names)
-	for _, name := range slices.Compact(names) {
-		if value, set := annotations[name]; set {
-			fmt.Fprintf(h, "%q %q\n", name, value)
-		}
-	}
-	return max(1, h.Sum64())
-}
 
 // Withdraw removes from the node what this and earlier configurations published. A
 // missing node is no error.

@@ -32,7 +32,7 @@ func TestRehandshakeOfNewPeersOnly(t *testing.T) {
 		if err := rehandshake(); err != nil || d.reads != 0 || !c.RehandshakeDue().IsZero() {
 			t.Fatalf("without peers: %v, %d reads, due %v", err, d.reads, c.RehandshakeDue())
 		}
-		reconcile(t, c)
+		reconcileOnce(t, c)
 		if err := rehandshake(); err != nil || d.reads != 0 || fired != 1 {
 			t.Fatalf("%v, %d reads, fired %d times: the peer had no time to answer", err, d.reads, fired)
 		}
@@ -62,19 +62,19 @@ func TestRehandshakeOfNewPeersOnly(t *testing.T) {
 		if runDue(t, c); d.reads != reads || !c.RehandshakeDue().IsZero() {
 			t.Errorf("a peer with a session is looked at for ever: %d reads, due %v", d.reads-reads, c.RehandshakeDue())
 		}
-		reconcile(t, c)
+		reconcileOnce(t, c)
 		if fired != 1 {
 			t.Error("a pass that changes nothing finds new peers")
 		}
 
 		r.nodes, d.resets = append(r.nodes, node(2)), nil
-		reconcile(t, c)
+		reconcileOnce(t, c)
 		runDue(t, c)
 		if diff := cmp.Diff([]tunnel.Key{key(2)}, d.resets); diff != "" || fired != 2 {
 			t.Errorf("a second one (-want +got):\n%s", diff)
 		}
 		r.nodes = r.nodes[:1]
-		reconcile(t, c)
+		reconcileOnce(t, c)
 		if runDue(t, c); !c.RehandshakeDue().IsZero() {
 			t.Error("a peer that left is remembered")
 		}
@@ -83,7 +83,7 @@ func TestRehandshakeOfNewPeersOnly(t *testing.T) {
 		time.Sleep(time.Second)
 		d.peers, d.resets = nil, nil
 		delete(d.statuses, key(1))
-		reconcile(t, c)
+		reconcileOnce(t, c)
 		runDue(t, c)
 		if diff := cmp.Diff([]tunnel.Key{key(1)}, d.resets); diff != "" || !c.State().Configured[key(1)].After(before) {
 			t.Errorf("peers that the device had lost (-want +got):\n%s", diff)
