@@ -52,7 +52,10 @@ ARG TARGETARCH
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
     pkg=github.com/kube-semaphore/kube-semaphore/internal/process && read -r number revision < /build && \
     GOOS=$TARGETOS GOARCH=$TARGETARCH go build \
-      -ldflags "-s -w -X $pkg.number=$number -X $pkg.revision=$revision" -o /out/ ./cmd/...
+      -ldflags "-s -w -X $pkg.number=$number -X $pkg.revision=$revision" -o /out/ ./cmd/... && \
+    for name in semaphore-policy semaphore-relay semaphore-service-mirror semaphore-tokens; do \
+      ln -sf semaphore-controllers /out/$name; \
+    done
 
 FROM scratch
 # What a CA served over https (SEMAPHORE_REMOTE_<NAME>_CA_URL) is verified with.

@@ -144,6 +144,7 @@ fuzz: ## every fuzz target for FUZZTIME (50000x)
 .PHONY: build
 build: ## the programs, into bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+	for name in semaphore-policy semaphore-relay semaphore-service-mirror semaphore-tokens; do ln -sf semaphore-controllers bin/$$name; done
 
 .PHONY: lint
 lint: ## tidy modules and golangci-lint, which vets, too

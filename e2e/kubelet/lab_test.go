@@ -183,15 +183,17 @@ func buildImages(t *testing.T, root string, sources []source) []string {
 		folder := filepath.Join(dir, source.version)
 		must(t, os.Mkdir(folder, 0o755))
 		data := map[string]string{}
-		for _, program := range programNames(t, from) {
+		names, err := programs.In(from)
+		must(t, err)
+		for _, program := range names {
 			layer := data
-			if program == programs.ServiceMirror || program == programs.Policy || program == "semaphore-tokens" {
+			if program == programs.ServiceMirror || program == programs.Policy || program == programs.Tokens {
 				layer = common[from]
 			}
 			if layer["/bin/"+program] != "" {
 				continue
 			}
-			layer["/bin/"+program], err = programs.BuildIn(t.Context(), from, programs.Module+"/cmd/"+program, filepath.Join(folder, program),
+			layer["/bin/"+program], err = programs.BuildIn(t.Context(), from, programs.Package(from, program), filepath.Join(folder, program),
 				"-ldflags=-s -w -X "+programs.Module+"/internal/process.number="+source.version+" -X "+programs.Module+"/internal/run.number="+source.version)
 			must(t, err)
 		}
@@ -208,18 +210,6 @@ func buildImages(t *testing.T, root string, sources []source) []string {
 
 // imageOf is the name of a version of our image, under which it is loaded on the nodes.
 func imageOf(version string) string { return "docker.io/library/kube-semaphore:" + version }
-
-// programNames are those that the Dockerfile puts into our image.
-func programNames(t *testing.T, root string) []string {
-	t.Helper()
-	folders, err := filepath.Glob(filepath.Join(root, "cmd", "semaphore-*"))
-	must(t, err)
-	var names []string
-	for _, folder := range folders {
-		names = append(names, filepath.Base(folder))
-	}
-	return names
-}
 
 func (l *lab) startNode(ctx context.Context, i int) (err error) {
 	if l.nodes[i], l.kubelets[i], err = l.startKubelet(ctx, l.clusters[i]); err != nil {

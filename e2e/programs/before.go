@@ -25,7 +25,7 @@ func BuildBefore(ctx context.Context, program, dir string) (path string, err err
 	if err := Sources(ctx, Before, root); err != nil {
 		return "", err
 	}
-	return BuildIn(ctx, root, Module+"/cmd/"+program, filepath.Join(dir, program+"-before"))
+	return BuildIn(ctx, root, Package(root, program), filepath.Join(dir, program+"-before"))
 }
 
 // Sources puts the repository as it was at a revision, from its history, into the folder

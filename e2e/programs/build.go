@@ -6,6 +6,7 @@ package programs
 import (
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 
@@ -14,6 +15,39 @@ import (
 
 // Module is the import path of the project's module.
 const Module = "github.com/kube-semaphore/kube-semaphore"
+
+// Controllers is the program of cmd/ that does what the name says by which it is called.
+const Controllers = "semaphore-controllers"
+
+// In returns the names of the programs that the Dockerfile of the sources in the folder root puts
+// into the image, without the links' target.
+func In(root string) ([]string, error) {
+	folders, err := filepath.Glob(filepath.Join(root, "cmd", "semaphore-*"))
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, folder := range folders {
+		if name := filepath.Base(folder); name != Controllers {
+			names = append(names, name)
+		} else {
+			names = append(names, ServiceMirror, Policy, Relay, Tokens)
+		}
+	}
+	return names, nil
+}
+
+// Package returns the import path of a program in the sources in the folder root.
+func Package(root, program string) string {
+	switch program {
+	case ServiceMirror, Policy, Relay, Tokens:
+		// Before, each was a program of its own.
+		if _, err := os.Stat(filepath.Join(root, "cmd", program)); err != nil {
+			program = Controllers
+		}
+	}
+	return Module + "/cmd/" + program
+}
 
 // Build builds a program of cmd/ into dir and returns its path. The agent gets the
 // engine beside it, which it starts. flags are more arguments of "go build", such as
@@ -24,7 +58,11 @@ func Build(ctx context.Context, program, dir string, flags ...string) (string, e
 			return "", err
 		}
 	}
-	return BuildPackage(ctx, Module+"/cmd/"+program, filepath.Join(dir, program), flags...)
+	root, err := tools.Root(ctx)
+	if err != nil {
+		return "", err
+	}
+	return BuildIn(ctx, root, Package(root, program), filepath.Join(dir, program), flags...)
 }
 
 // BuildWireGuardGo builds wireguard-go by itself, of the version that the agent

@@ -24,6 +24,7 @@ const (
 	ServiceMirror = "semaphore-service-mirror"
 	Policy        = "semaphore-policy"
 	Relay         = "semaphore-relay"
+	Tokens        = "semaphore-tokens"
 )
 
 // Namespace is that of our manifests.

@@ -110,7 +110,7 @@ func TestInventoryOfThisRepository(t *testing.T) {
 	for _, p := range found.programs {
 		wireguard[strings.TrimPrefix(p.path, found.module+"/cmd/")] = slices.Contains(p.modules, "golang.zx2c4.com/wireguard")
 	}
-	want := map[string]bool{"semaphore-engine": true, "semaphore-wireguard": false, "semaphore-service-mirror": false, "semaphore-policy": false, "semaphore-relay": false, "semaphore-tokens": false, "semaphorectl": false}
+	want := map[string]bool{"semaphore-engine": true, "semaphore-wireguard": false, "semaphore-controllers": false, "semaphorectl": false}
 	if diff := cmp.Diff(want, wireguard); diff != "" {
 		t.Errorf("programs that link wireguard-go (-want +got):\n%s", diff)
 	}
@@ -121,7 +121,7 @@ func TestInventoryOfThisRepository(t *testing.T) {
 // every node.
 func TestAgentsLinkNoClientset(t *testing.T) {
 	unwanted := regexp.MustCompile(`(?m)^k8s\.io/client-go/(kubernetes|applyconfigurations|tools/leaderelection)(/.*)?$`)
-	for program, want := range map[string]bool{"semaphore-wireguard": false, "semaphore-tokens": false, "semaphore-policy": true} {
+	for program, want := range map[string]bool{"semaphore-wireguard": false, "semaphore-controllers": true} {
 		linked, err := goOutput(t.Context(), filepath.Join("..", ".."), []string{"CGO_ENABLED=0"}, "list", "-deps", "./cmd/"+program)
 		if err != nil {
 			t.Fatal(err)

@@ -76,7 +76,7 @@ func TestBillOfMaterialsOfThisRepository(t *testing.T) {
 		}
 	}
 	for _, name := range []string{
-		"semaphore-engine", "semaphore-wireguard", "semaphore-service-mirror", "semaphore-policy", "semaphore-relay", "semaphore-tokens",
+		"semaphore-engine", "semaphore-wireguard", "semaphore-controllers",
 		"golang.zx2c4.com/wireguard", "golang.zx2c4.com/wireguard/wgctrl", "k8s.io/client-go", stdlib,
 	} {
 		if !names[name] {

@@ -53,7 +53,7 @@ func (i *image) inspect(ctx context.Context, run bool, build string) error {
 
 // files checks that the image holds what it must and nothing else.
 func (i *image) files() error {
-	want := []string{"LICENSE", certificates, licences}
+	want := []string{"LICENSE", certificates, licences, "bin/" + controllers}
 	for _, program := range programs {
 		want = append(want, "bin/"+program)
 	}
@@ -80,6 +80,11 @@ func (i *image) files() error {
 		return nil
 	})
 	fmt.Printf("  %6.1f MB  in all\n", float64(size)/1e6)
+	for _, link := range links {
+		if to, linkErr := os.Readlink(filepath.Join(i.root, "bin", link)); linkErr != nil || to != controllers {
+			err = errors.Join(err, fmt.Errorf("bin/%s: no link to %s: %q, %w", link, controllers, to, linkErr))
+		}
+	}
 	slices.Sort(have)
 	if err == nil && !slices.Equal(have, want) {
 		err = fmt.Errorf("it holds %q, expected %q", have, want)

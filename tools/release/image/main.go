@@ -18,8 +18,13 @@ import (
 	"time"
 )
 
-// programs are those that the image must hold, and nothing else may be in /bin.
-var programs = []string{"semaphore-engine", "semaphore-policy", "semaphore-relay", "semaphore-service-mirror", "semaphore-tokens", "semaphore-wireguard"}
+// Nothing else may be in /bin than programs, and controllers, to which the links lead.
+var (
+	links    = []string{"semaphore-policy", "semaphore-relay", "semaphore-service-mirror", "semaphore-tokens"}
+	programs = append([]string{"semaphore-engine", "semaphore-wireguard"}, links...)
+)
+
+const controllers = "semaphore-controllers"
 
 func main() {
 	arch := flag.String("arch", "", "also build the image for this architecture, as in arm64, look at the programs without running them, and make one image of both")

@@ -1,10 +1,7 @@
-// Command semaphore-relay reads the nodes of all clusters once, and stores what agents need
-// of them in the API of its own cluster.
 package main
 
 import (
 	"log/slog"
-	"os"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
@@ -14,16 +11,17 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/peers/relay"
 )
 
-func main() {
+// relayProgram reads the nodes of all clusters once, and stores what agents need of them in the
+// API of its own cluster.
+func relayProgram() run.Program[config.Relay] {
 	command := relay.StatusCommand()
-	program := run.Program[config.Relay]{
-		Name: command.Program, Load: config.LoadRelay, Run: manager.Runner(prepare), Status: command.Main, Probe: command.Probe,
+	return run.Program[config.Relay]{
+		Name: command.Program, Load: config.LoadRelay, Run: manager.Runner(prepareRelay), Status: command.Main, Probe: command.Probe,
 	}
-	os.Exit(program.Main(os.Args[1:]))
 }
 
-// prepare makes no request.
-func prepare(cfg config.Relay, log *slog.Logger) (*manager.Manager, error) {
+// prepareRelay makes no request.
+func prepareRelay(cfg config.Relay, log *slog.Logger) (*manager.Manager, error) {
 	m, err := manager.New(manager.Config{
 		Base: cfg.Base, Program: "semaphore-relay", Cluster: cfg.ClusterName, Logger: log,
 		FromRemotes: []string{"/api/v1/nodes?limit=1"}, FromLocal: []string{"/version"},

@@ -9,10 +9,10 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 )
 
-// TestMetricsAreDocumented holds the program's metrics against docs/metrics.md.
-func TestMetricsAreDocumented(t *testing.T) {
+// TestRelayMetricsAreDocumented holds the program's metrics against docs/metrics.md.
+func TestRelayMetricsAreDocumented(t *testing.T) {
 	access := kubetest.DeadAccess(t)
-	p, err := prepare(config.Relay{
+	p, err := prepareRelay(config.Relay{
 		Base:           config.Base{ClusterName: "aws", Local: access, Remotes: []config.Remote{{Name: "gcp", Access: access}}},
 		LeaderElection: true, Namespace: "sys-semaphore",
 	}, slog.New(slog.DiscardHandler))

@@ -1,5 +1,3 @@
-// Command semaphore-service-mirror mirrors services of other clusters into this one. It
-// runs as a Deployment of two replicas, one of which writes.
 package main
 
 import (
@@ -7,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/rest"
@@ -21,16 +18,16 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 
-func main() {
+// mirrorProgram mirrors services of other clusters into this one.
+func mirrorProgram() run.Program[config.Mirror] {
 	command := mirror.StatusCommand()
-	program := run.Program[config.Mirror]{
-		Name: command.Program, Load: config.LoadMirror, Run: manager.Runner(prepare), Status: command.Main, Probe: command.Probe,
+	return run.Program[config.Mirror]{
+		Name: command.Program, Load: config.LoadMirror, Run: manager.Runner(prepareMirror), Status: command.Main, Probe: command.Probe,
 	}
-	os.Exit(program.Main(os.Args[1:]))
 }
 
-// prepare makes no request.
-func prepare(cfg config.Mirror, log *slog.Logger) (*manager.Manager, error) {
+// prepareMirror makes no request.
+func prepareMirror(cfg config.Mirror, log *slog.Logger) (*manager.Manager, error) {
 	const name, prefix = "semaphore-service-mirror", "semaphore_service_mirror"
 	reads := []string{"/api/v1/services?limit=1", "/apis/discovery.k8s.io/v1/endpointslices?limit=1"}
 	requests, watches := kube.NewRequestMetrics(prefix), kube.NewMetrics(prefix, prefix+"_watcher_failures_total")

@@ -14,11 +14,11 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
-// deadProgram is a program whose API servers are all away.
-func deadProgram(t *testing.T) *manager.Manager {
+// deadPolicy is a program whose API servers are all away.
+func deadPolicy(t *testing.T) *manager.Manager {
 	t.Helper()
 	access := kubetest.DeadAccess(t)
-	m, err := prepare(config.Policy{
+	m, err := preparePolicy(config.Policy{
 		Base:           config.Base{ClusterName: "aws", Local: access, Remotes: []config.Remote{{Name: "gcp", Access: access}}},
 		LeaderElection: true, Namespace: "sys-semaphore",
 		LabelDomain: "policy.semaphore.uw.io", ManagedBy: "semaphore-policy", CalicoAPI: config.CalicoAPIAuto,
@@ -29,13 +29,13 @@ func deadProgram(t *testing.T) *manager.Manager {
 	return m
 }
 
-// TestMetricsAreDocumented holds the program's metrics against docs/metrics.md.
-func TestMetricsAreDocumented(t *testing.T) {
-	docstest.CheckMetrics(t, deadProgram(t).Registry, "semaphore_policy_", "kube_policy_semaphore_")
+// TestPolicyMetricsAreDocumented holds the program's metrics against docs/metrics.md.
+func TestPolicyMetricsAreDocumented(t *testing.T) {
+	docstest.CheckMetrics(t, deadPolicy(t).Registry, "semaphore_policy_", "kube_policy_semaphore_")
 }
 
-func TestStatusOfAProgramThatHasNotRun(t *testing.T) {
-	got := reporttest.Run(t, policy.StatusCommand(), deadProgram(t).Status().(statuspage.Policy))
+func TestStatusOfPolicyThatHasNotRun(t *testing.T) {
+	got := reporttest.Run(t, policy.StatusCommand(), deadPolicy(t).Status().(statuspage.Policy))
 	wrong, _ := got.Wrong()
 	if got.Code != 1 || !slices.Contains(wrong, "no replica writes, as far as this one knows") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)

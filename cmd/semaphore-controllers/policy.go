@@ -1,11 +1,8 @@
-// Command semaphore-policy keeps Calico GlobalNetworkSets in the local cluster
-// that hold the addresses of labelled pods in remote clusters.
 package main
 
 import (
 	"cmp"
 	"log/slog"
-	"os"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/event"
@@ -16,16 +13,17 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/policy"
 )
 
-func main() {
+// policyProgram keeps Calico GlobalNetworkSets in the local cluster that hold the addresses of
+// labelled pods in remote clusters.
+func policyProgram() run.Program[config.Policy] {
 	command := policy.StatusCommand()
-	program := run.Program[config.Policy]{
-		Name: command.Program, Load: config.LoadPolicy, Run: manager.Runner(prepare), Status: command.Main, Probe: command.Probe,
+	return run.Program[config.Policy]{
+		Name: command.Program, Load: config.LoadPolicy, Run: manager.Runner(preparePolicy), Status: command.Main, Probe: command.Probe,
 	}
-	os.Exit(program.Main(os.Args[1:]))
 }
 
-// prepare makes no request.
-func prepare(cfg config.Policy, log *slog.Logger) (*manager.Manager, error) {
+// preparePolicy makes no request.
+func preparePolicy(cfg config.Policy, log *slog.Logger) (*manager.Manager, error) {
 	// The flags of the original program don't name the local cluster, and mean a process for
 	// each remote.
 	cluster, lease, single := cmp.Or(cfg.ClusterName, "local"), "semaphore-policy", cfg.ClusterName == ""

@@ -1,5 +1,3 @@
-// Command semaphore-tokens renews the tokens with which this cluster reads its remotes, as
-// far as their renewal is due, and exits.
 package main
 
 import (
@@ -7,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"os/signal"
 	"syscall"
 	"time"
@@ -19,15 +16,16 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 )
 
-// limit bounds the renewal for all remotes, which runs concurrently.
-const limit = 5 * time.Minute
+// renewalLimit bounds the renewal for all remotes, which runs concurrently.
+const renewalLimit = 5 * time.Minute
 
-func main() {
-	program := run.Program[config.Tokens]{Name: "semaphore-tokens", Load: config.LoadTokens, Run: serve}
-	os.Exit(program.Main(os.Args[1:]))
+// tokensProgram renews the tokens with which this cluster reads its remotes, as far as their
+// renewal is due, and exits.
+func tokensProgram() run.Program[config.Tokens] {
+	return run.Program[config.Tokens]{Name: "semaphore-tokens", Load: config.LoadTokens, Run: renewTokens}
 }
 
-func serve(cfg config.Tokens, log *slog.Logger) error {
+func renewTokens(cfg config.Tokens, log *slog.Logger) error {
 	agent := fmt.Sprintf("semaphore-tokens/%s (%s)", process.Version(), cfg.ClusterName)
 	local, err := kube.RESTConfig(kube.ClientConfig{Access: cfg.Local, UserAgent: agent, Logger: log})
 	if err != nil {
@@ -48,7 +46,7 @@ func serve(cfg config.Tokens, log *slog.Logger) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("not within "+limit.String()))
+	ctx, cancel := context.WithTimeoutCause(ctx, renewalLimit, errors.New("not within "+renewalLimit.String()))
 	defer cancel()
 	return renewer.Run(ctx)
 }

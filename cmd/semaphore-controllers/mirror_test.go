@@ -14,11 +14,11 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/mirror"
 )
 
-// deadProgram is a program whose API servers are all away.
-func deadProgram(t *testing.T) *manager.Manager {
+// deadMirror is a program whose API servers are all away.
+func deadMirror(t *testing.T) *manager.Manager {
 	t.Helper()
 	access := kubetest.DeadAccess(t)
-	m, err := prepare(config.Mirror{
+	m, err := prepareMirror(config.Mirror{
 		Base:           config.Base{ClusterName: "aws", Local: access, Remotes: []config.Remote{{Name: "gcp", Access: access, ServicePrefix: "gcp"}}},
 		LeaderElection: true, Namespace: "sys-semaphore", MirrorNamespace: "sys-semaphore",
 		MirrorSelector: "mirror=true", GlobalSelector: "global=true",
@@ -29,13 +29,13 @@ func deadProgram(t *testing.T) *manager.Manager {
 	return m
 }
 
-// TestMetricsAreDocumented holds the program's metrics against docs/metrics.md.
-func TestMetricsAreDocumented(t *testing.T) {
-	docstest.CheckMetrics(t, deadProgram(t).Registry, "semaphore_service_mirror_")
+// TestMirrorMetricsAreDocumented holds the program's metrics against docs/metrics.md.
+func TestMirrorMetricsAreDocumented(t *testing.T) {
+	docstest.CheckMetrics(t, deadMirror(t).Registry, "semaphore_service_mirror_")
 }
 
-func TestStatusOfAProgramThatHasNotRun(t *testing.T) {
-	got := reporttest.Run(t, mirror.StatusCommand(), deadProgram(t).Status().(statuspage.Mirror))
+func TestStatusOfMirrorThatHasNotRun(t *testing.T) {
+	got := reporttest.Run(t, mirror.StatusCommand(), deadMirror(t).Status().(statuspage.Mirror))
 	wrong, _ := got.Wrong()
 	if got.Code != 1 || !slices.Contains(wrong, "no replica writes, as far as this one knows") {
 		t.Errorf("code %d, printed:\n%s", got.Code, got.Stdout)
