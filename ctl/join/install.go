@@ -48,12 +48,12 @@ func (a *installation) steps(ctx context.Context, list ...step) (done []string, 
 func (a *installation) install(ctx context.Context) error {
 	done, err := a.steps(ctx,
 		step{"revocations", a.finishRevocations},
-		step{"accounts and rights", a.applyAll(a.rightsOfBoth, func(o *unstructured.Unstructured) bool { return !workload(o) }, "accounts, rights and settings")},
+		step{"accounts and rights", a.applyAll(func(o *unstructured.Unstructured) bool { return !workload(o) }, "accounts, rights and settings")},
 		step{"foreign CRDs", a.reportCRDs},
 		step{"names", a.nameAll},
 		step{"tokens", a.handAll},
-		step{"semaphore-relay", a.startRelays},
-		step{"programs", a.applyAll(func(i int) ([]*unstructured.Unstructured, error) { return a.objects[i], nil }, workload, "programs")},
+		step{"leftovers of semaphore-relay", a.forgetLeftovers},
+		step{"programs", a.applyAll(workload, "programs")},
 		step{"rollout", a.waitAll},
 		step{"accepted tokens", a.awaitTokens},
 		step{"nodes' sources", a.settleRelays},
@@ -66,15 +66,11 @@ func (a *installation) install(ctx context.Context) error {
 	return nil
 }
 
-func (a *installation) applyAll(of func(int) ([]*unstructured.Unstructured, error), which func(*unstructured.Unstructured) bool, what string) func(context.Context) error {
+func (a *installation) applyAll(which func(*unstructured.Unstructured) bool, what string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		return a.each(func(i int, c *cli.Cluster) error {
-			all, err := of(i)
-			if err != nil {
-				return err
-			}
 			var objects []*unstructured.Unstructured
-			for _, o := range all {
+			for _, o := range a.objects[i] {
 				if which(o) {
 					objects = append(objects, o)
 				}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -58,13 +57,6 @@ func (w *InstallOptions) relays(f *inspect.Facts) bool {
 	return f.Installed.Relayed || w.Relay == relayAuto && w.nodes >= relaySize
 }
 
-// moves reports whether a cluster has agents that read directly, and are to read the objects of
-// semaphore-relay.
-func (a *installation) moves(i int) bool {
-	have := &a.facts[i].Installed
-	return a.wanted[i].Relay && !have.Relayed && slices.Contains(have.Tools, manifests.WireGuard)
-}
-
 // proposals returns warnings about clusters whose agents should read the objects of
 // semaphore-relay, and prints which ones are going to change what they read.
 func (a *installation) proposals() []fault {
@@ -106,78 +98,14 @@ func relayRights(removes bool) (all []authorizationv1.ResourceAttributes) {
 	return all
 }
 
-// agentRole is the ClusterRole of the agents. Those that read directly list and watch nodes.
-func agentRole(o *unstructured.Unstructured) bool {
-	return o.GetKind() == "ClusterRole" && o.GetName() == agent
-}
-
-// rightsOfBoth returns the objects of a cluster with the agents' rights for both ways of reading
-// while they move: the rights of those that read directly contain those of the others.
-func (a *installation) rightsOfBoth(i int) ([]*unstructured.Unstructured, error) {
-	if !a.moves(i) {
-		return a.objects[i], nil
-	}
-	direct := *a.wanted[i]
-	direct.Relay = false
-	all, err := direct.Render()
-	if err != nil {
-		return nil, err
-	}
-	objects := slices.Clone(a.objects[i])
-	for j, o := range objects {
-		if agentRole(o) {
-			objects[j] = all[slices.IndexFunc(all, agentRole)]
-		}
-	}
-	return objects, nil
-}
-
-// startRelays installs or updates semaphore-relay, and waits until it has stored the nodes of the
-// joined clusters; before agents move to it, those of all remotes, since an agent has no other
-// source for them then.
-func (a *installation) startRelays(ctx context.Context) error {
+// forgetLeftovers deletes the objects that an earlier installation of semaphore-relay has left: they
+// would look complete, and be outdated.
+func (a *installation) forgetLeftovers(ctx context.Context) error {
 	return a.each(func(i int, c *cli.Cluster) error {
-		f := a.facts[i]
-		if !a.wanted[i].Relay {
+		if have := &a.facts[i].Installed; !a.wanted[i].Relay || have.Relay || have.Relayed {
 			return nil
 		}
-		if !f.Installed.Relay && !f.Installed.Relayed {
-			// Objects that an earlier installation has left would look complete, and be outdated.
-			if err := forgetPeers(ctx, c); err != nil {
-				return err
-			}
-		}
-		for _, o := range a.objects[i] {
-			if o.GetKind() != "Deployment" || o.GetName() != inspect.Relay {
-				continue
-			}
-			if _, err := applyOne(ctx, c, o); err != nil {
-				return fmt.Errorf("%s: apply Deployment %s: %w", c.Name, o.GetName(), err)
-			}
-			if err := rolledOut(ctx, c, o); err != nil {
-				return fmt.Errorf("%s: Deployment %s: %w", c.Name, o.GetName(), err)
-			}
-		}
-		of := append(a.others(f), f.Name)
-		if a.moves(i) {
-			for _, remote := range a.settings[i].Remotes() {
-				if !slices.Contains(of, string(remote)) {
-					of = append(of, string(remote))
-				}
-			}
-		}
-		slices.Sort(of)
-		for _, name := range of {
-			var first *time.Time
-			err := poll(ctx, func(ctx context.Context) error { return stored(ctx, c, name, a.moves(i), &first) })
-			if err != nil {
-				return fmt.Errorf("%s: semaphore-relay hasn't stored the nodes of %s, and agents stay as they are until it has: %w; find out why with semaphorectl doctor", c.Name, name, err)
-			}
-		}
-		if a.moves(i) {
-			a.Done("%s: semaphore-relay has stored the nodes of %s", c.Name, cli.And(of...))
-		}
-		return nil
+		return forgetPeers(ctx, c)
 	})
 }
 
@@ -189,24 +117,8 @@ func peers(c *cli.Cluster) dynamic.ResourceInterface {
 	return c.Dynamic.Resource(resourceOfPeers()).Namespace(cli.Namespace)
 }
 
-// stored returns an error until semaphore-relay has stored all nodes of a cluster. With lately it has also had contact
-// with that cluster since the first call, whose time of contact is stored in first.
-func stored(ctx context.Context, c *cli.Cluster, of string, lately bool, first **time.Time) error {
-	if lately {
-		lease, err := c.Client.CoordinationV1().Leases(cli.Namespace).Get(ctx, v1alpha1.LeaseName(of), metav1.GetOptions{})
-		none := apierrors.IsNotFound(err) || err == nil && lease.Spec.RenewTime == nil
-		if err != nil && !none {
-			return fmt.Errorf("read Lease %s: %w", v1alpha1.LeaseName(of), err)
-		}
-		if *first == nil {
-			if *first = new(time.Time); !none {
-				**first = lease.Spec.RenewTime.Time
-			}
-		}
-		if none || !lease.Spec.RenewTime.After(**first) {
-			return fmt.Errorf("it has had no contact with %s since", of)
-		}
-	}
+// stored returns an error until semaphore-relay has stored all nodes of a cluster.
+func stored(ctx context.Context, c *cli.Cluster, of string) error {
 	counted, nodes := -1, 0
 	err := cli.ListUntyped(ctx, peers(c), metav1.ListOptions{LabelSelector: v1alpha1.ClusterLabel + "=" + of}, func(o *unstructured.Unstructured) error {
 		node, _, _ := unstructured.NestedString(o.Object, "spec", "name")
@@ -227,26 +139,25 @@ func stored(ctx context.Context, c *cli.Cluster, of string, lately bool, first *
 	return nil
 }
 
-// settleRelays completes moves, after the rollout of the agents: those that read semaphore-relay's
-// objects lose the right to list nodes, and where none does it is removed.
+// settleRelays waits, after the rollout of the programs, until semaphore-relay has stored the nodes of
+// the joined clusters, and removes it where agents don't read its objects. Until then agents keep the
+// peers that they have on disk.
 func (a *installation) settleRelays(ctx context.Context) error {
 	return a.each(func(i int, c *cli.Cluster) error {
 		f := a.facts[i]
 		if !a.wanted[i].Relay {
 			return a.removeRelay(ctx, c, f)
 		}
-		if !a.moves(i) {
-			return nil
-		}
-		for _, o := range a.objects[i] {
-			if !agentRole(o) {
-				continue
-			}
-			if _, err := applyOne(ctx, c, o); err != nil {
-				return fmt.Errorf("%s: apply ClusterRole %s: %w", c.Name, o.GetName(), err)
+		of := append(a.others(f), f.Name)
+		slices.Sort(of)
+		for _, name := range of {
+			if err := poll(ctx, func(ctx context.Context) error { return stored(ctx, c, name) }); err != nil {
+				return fmt.Errorf("%s: semaphore-relay hasn't stored the nodes of %s: %w; find out why with semaphorectl doctor", c.Name, name, err)
 			}
 		}
-		a.Done("%s: its agents read the objects of semaphore-relay, and have neither credentials for other clusters nor the right to list nodes", c.Name)
+		if !f.Installed.Relayed {
+			a.Done("%s: semaphore-relay has stored the nodes of %s, and agents have neither credentials for other clusters nor the right to list nodes", c.Name, cli.And(of...))
+		}
 		return nil
 	})
 }

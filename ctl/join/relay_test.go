@@ -74,38 +74,6 @@ func TestRelays(t *testing.T) {
 	}
 }
 
-// TestRightsOfBoth checks that agents that move to semaphore-relay keep their rights until all
-// have moved.
-func TestRightsOfBoth(t *testing.T) {
-	const lists, doesnt = `["get","list","watch","patch"]`, `["get","patch"]`
-	for name, c := range map[string]struct {
-		change       func(*inspect.Installed)
-		first, after string
-	}{
-		"nothing is installed": {func(*inspect.Installed) {}, doesnt, doesnt},
-		"direct reading":       {func(i *inspect.Installed) { i.Tools = []string{manifests.WireGuard} }, lists, doesnt},
-		"moved before":         {func(i *inspect.Installed) { i.Tools, i.Relayed = []string{manifests.WireGuard}, true }, doesnt, doesnt},
-	} {
-		aws, gcp := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2")
-		c.change(&aws.Installed)
-		a := runOf(t, aws, gcp)
-		a.Relay = relayOn
-		if err := a.render(); err != nil {
-			t.Fatal(err)
-		}
-		first, err := a.rightsOfBoth(0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, objects := range [][]*unstructured.Unstructured{first, a.objects[0]} {
-			text, _ := objects[slices.IndexFunc(objects, agentRole)].MarshalJSON()
-			if want := []string{c.first, c.after}[i]; len(objects) != len(a.objects[0]) || !strings.Contains(string(text), want) {
-				t.Errorf("%s: step %d: the agents' role lacks %s: %s", name, i, want, text)
-			}
-		}
-	}
-}
-
 // TestOnePathIsEnough has nodes that don't reach the API server of gcp: with semaphore-relay one
 // that does is enough.
 func TestOnePathIsEnough(t *testing.T) {
@@ -233,34 +201,21 @@ func lease(name string, renewed time.Time) *coordinationv1.Lease {
 
 // TestStored waits for as many objects of a cluster as are counted.
 func TestStored(t *testing.T) {
-	at := time.Unix(1_700_000_000, 0)
 	count, n0, n1 := object(cli.Namespace, "gcp", 2), object(cli.Namespace, "gcp", "n0"), object(cli.Namespace, "gcp", "n1")
 	for name, c := range map[string]struct {
 		objects []*unstructured.Unstructured
-		typed   []runtime.Object
-		lately  bool
 		want    string // empty: it is stored
 	}{
-		"nothing":                  {nil, nil, false, "no objects"},
-		"no count":                 {objects(n0, n1), nil, false, "the count of nodes is missing"},
-		"an object is missing":     {objects(count, n0), nil, false, "1 of 2 nodes are missing"},
-		"all":                      {objects(count, n0, n1), nil, false, ""},
-		"no nodes":                 {objects(object(cli.Namespace, "gcp", 0)), nil, false, ""},
-		"all, of an earlier relay": {objects(count, n0, n1), nil, true, "no contact with gcp"},
-		"all, and no contact since": {
-			objects(count, n0, n1), []runtime.Object{lease("relay-gcp", at)}, true, "no contact with gcp",
-		},
+		"nothing":              {nil, "no objects"},
+		"no count":             {objects(n0, n1), "the count of nodes is missing"},
+		"an object is missing": {objects(count, n0), "1 of 2 nodes are missing"},
+		"all":                  {objects(count, n0, n1), ""},
+		"no nodes":             {objects(object(cli.Namespace, "gcp", 0)), ""},
 	} {
-		var first *time.Time
-		err := stored(t.Context(), relayCluster(t, c.objects, c.typed...), "gcp", c.lately, &first)
+		err := stored(t.Context(), relayCluster(t, c.objects), "gcp")
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: error %v, want %q", name, err, c.want)
 		}
-	}
-	first := new(time.Time)
-	*first = at
-	if err := stored(t.Context(), relayCluster(t, objects(count, n0, n1), lease("relay-gcp", at.Add(time.Second))), "gcp", true, &first); err != nil {
-		t.Errorf("with contact since: %v", err)
 	}
 }
 
