@@ -20,6 +20,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
@@ -150,11 +151,11 @@ func TestRelayFaults(t *testing.T) {
 		}
 	})
 	stop()
-	writes, took := written()
-	t.Logf("%d writes for merit in %v", writes, took.Round(time.Second))
-	// Each leader has a burst of 20 beside 25 a second, and there were 20 at most.
-	if most := 20*20 + 25*took.Seconds(); float64(writes) > most {
-		t.Errorf("%d writes for merit in %v, at most %.0f are allowed", writes, took, most)
+	bytes, took := written()
+	t.Logf("%d bytes written for merit in %v", bytes, took.Round(time.Second))
+	// Each leader has a burst of 64 KiB beside as much a second, and there were 20 at most.
+	if most := 64 << 10 * (20 + took.Seconds()); float64(bytes) > most {
+		t.Errorf("%d bytes written for merit in %v, at most %.0f are allowed", bytes, took, most)
 	}
 	// The log has the lines of all starts.
 	added := false
@@ -172,20 +173,31 @@ func TestRelayFaults(t *testing.T) {
 	}
 }
 
-// count counts the writes of objects of a cluster, until the returned function is called.
-func (f *faulty) count(t *testing.T, cluster string) func() (writes int, took time.Duration) {
+// count counts the bytes of objects of a cluster that are written, until the returned function is
+// called.
+func (f *faulty) count(t *testing.T, cluster string) func() (bytes int, took time.Duration) {
 	t.Helper()
 	began, objects := time.Now(), metav1.ListOptions{LabelSelector: v1alpha1.ClusterLabel + "=" + cluster}
 	list, err := f.objects.List(t.Context(), objects)
 	must(t, err)
 	objects.ResourceVersion = list.ResourceVersion
-	watch, err := f.objects.Watch(t.Context(), objects)
+	written, err := f.objects.Watch(t.Context(), objects)
 	must(t, err)
-	writes, done := 0, make(chan struct{})
+	bytes, done := 0, make(chan struct{})
 	go func() {
 		defer close(done)
-		for range watch.ResultChan() {
-			writes++
+		for event := range written.ResultChan() {
+			o, is := event.Object.(*v1alpha1.WireguardPeers)
+			if event.Type == watch.Deleted || !is {
+				continue
+			}
+			o = o.DeepCopy()
+			o.ManagedFields = nil
+			text, err := json.Marshal(o)
+			if err != nil {
+				t.Error(err)
+			}
+			bytes += len(text)
 		}
 	}()
 	return func() (int, time.Duration) {
@@ -193,10 +205,10 @@ func (f *faulty) count(t *testing.T, cluster string) func() (writes int, took ti
 		case <-done:
 			t.Errorf("the watch of the objects of %s ended", cluster)
 		default:
-			watch.Stop()
+			written.Stop()
 		}
 		<-done
-		return writes, time.Since(began)
+		return bytes, time.Since(began)
 	}
 }
 
