@@ -99,7 +99,7 @@ func (a *agent) ready() error {
 			if !r.servedElsewhere() || preflight() != nil {
 				errs = append(errs, fmt.Errorf("remote %s: no device %s", r.cfg.Name, r.device.Name()))
 			}
-		case r.controller.State().Source == peers.SourceNone && !r.unreachable():
+		case r.controller.State().Origin == peers.OriginNone && !r.unreachable():
 			errs = append(errs, fmt.Errorf("remote %s: not synced since start, and no peers on disk", r.cfg.Name))
 		}
 	}

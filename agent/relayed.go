@@ -326,9 +326,8 @@ func (c *relayedCluster) Synced() bool { return c.known.Load().synced }
 // String names the source in status.
 func (c *relayedCluster) String() string { return "objects of semaphore-relay for " + c.name }
 
-func (c *relayedCluster) passed(time.Time, *peers.State) {}
-
-func (c *relayedCluster) due() time.Time { return time.Time{} }
+// Decided implements peers.Source: semaphore-relay reads whole nodes.
+func (c *relayedCluster) Decided(time.Time, bool) time.Time { return time.Time{} }
 
 func (c *relayedCluster) tasks() []run.Task { return nil }
 

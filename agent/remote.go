@@ -90,7 +90,7 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 	}
 	r.store = peers.NewStore(a.cfg.KeyPath, r.device.Name(), cfg.Name)
 	r.controller = peers.NewController(peers.ControllerConfig{
-		Cluster: cfg.Name, Device: r.device, Nodes: r.nodes.Snapshot, Rules: r.rules, Fresh: r.handshaking.Fire,
+		Cluster: cfg.Name, Device: r.device, Source: r.nodes, Rules: r.rules, Fresh: r.handshaking.Fire,
 		Prober: r.prober, PathChanged: a.pathChanged, Renew: r.renewing.Fire, Store: r.store, Logger: a.log,
 	})
 	shared := []netip.Prefix{}
@@ -126,7 +126,7 @@ func (r *remote) tasks() []run.Task {
 		}),
 		r.agent.loop(reconcile.Config{
 			Name: "peers " + r.cfg.Name, Reconcile: r.unlessRefused(r.syncPeers), Trigger: r.peering,
-			MinInterval: burstSpacing, RestShare: restShare, Resync: resync, Due: r.nodes.due, Observe: r.agent.metrics.peerSync(r.device.Name()),
+			MinInterval: burstSpacing, RestShare: restShare, Resync: resync, Due: r.controller.ReconcileDue, Observe: r.agent.metrics.peerSync(r.device.Name()),
 		}),
 		r.agent.loop(reconcile.Config{
 			Name: "handshakes " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Rehandshake), Trigger: r.handshaking,

@@ -17,19 +17,12 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
-// nodeSource is where the nodes of a remote come from: its API server (direct), or what
-// semaphore-relay has stored in this cluster (relayedCluster).
+// nodeSource is a peers.Source with its state: direct, or a relayedCluster.
 type nodeSource interface {
-	// Snapshot returns all nodes, and whether they have been read since start. Later they are
-	// the last known ones.
-	Snapshot() ([]*peers.Node, bool)
+	peers.Source
 	Synced() bool
 	// Err is why they may be out of date; nil: they aren't.
 	Err() error
-	// passed is called after each pass that used them.
-	passed(now time.Time, state *peers.State)
-	// due is when the next pass has to be; zero: when they change.
-	due() time.Time
 	status() statuspage.Connection
 	tasks() []run.Task
 }
@@ -65,13 +58,11 @@ func newDirect(a *agent, cfg *config.Remote, changed func(), metrics *kube.Metri
 	}
 }
 
-func (d *direct) due() time.Time { return d.whole }
-
-// passed lists the nodes whole, for as long as this process runs, if their metadata doesn't suffice to
-// decide. All agents notice that at the same time: their lists are spread.
-func (d *direct) passed(now time.Time, state *peers.State) {
+// Decided implements peers.Source. If the nodes' metadata doesn't suffice to decide, it lists them whole,
+// for as long as this process runs. All agents notice that at the same time: their lists are spread.
+func (d *direct) Decided(now time.Time, undecided bool) (again time.Time) {
 	switch {
-	case !state.Undecided || d.reader.Whole():
+	case !undecided || d.reader.Whole():
 		d.whole = time.Time{}
 	case d.whole.IsZero():
 		d.whole = now.Add(time.Duration(rand.Float64() * float64(d.spread())))
@@ -81,6 +72,7 @@ func (d *direct) passed(now time.Time, state *peers.State) {
 		d.log.Info("listing whole nodes, to decide about prefixes", "cluster", d.cluster)
 		d.Renew()
 	}
+	return d.whole
 }
 
 // keepNode returns a function that trims what a kube.NodeReader reads.

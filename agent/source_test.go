@@ -19,11 +19,11 @@ func TestWholeNodesAreRead(t *testing.T) {
 		}),
 		cluster: "gcp", reader: kube.NewNodeReader(nil, nil), spread: func() time.Duration { return spread }, log: slog.New(slog.DiscardHandler),
 	}
-	fine, undecided := &peers.State{}, &peers.State{Undecided: true}
+	const fine, undecided = false, true
 	now := time.Unix(1_800_000_000, 0)
 	for i, c := range []struct {
 		after  time.Duration
-		state  *peers.State
+		state  bool
 		whole  bool
 		waits  bool
 		reason string
@@ -37,8 +37,7 @@ func TestWholeNodesAreRead(t *testing.T) {
 		{time.Hour, fine, true, false, "they are read whole until a restart"},
 	} {
 		now = now.Add(c.after)
-		d.passed(now, c.state)
-		if due := d.due(); d.reader.Whole() != c.whole || due.IsZero() == c.waits || due.After(now.Add(spread)) {
+		if due := d.Decided(now, c.state); d.reader.Whole() != c.whole || due.IsZero() == c.waits || due.After(now.Add(spread)) {
 			t.Errorf("%d, %s: whole %v, due %v", i, c.reason, d.reader.Whole(), due)
 		}
 	}

@@ -77,7 +77,7 @@ func (a *agent) status() any {
 func (r *remote) status(ctx context.Context) statuspage.Remote {
 	state := r.controller.State()
 	rep := statuspage.Remote{
-		Name: r.cfg.Name, Source: string(state.Source),
+		Name: r.cfg.Name, Source: string(state.Origin),
 		API: r.nodes.status(),
 		Device: statuspage.Device{
 			Name: r.device.Name(), ListenPort: r.cfg.ListenPort, MTU: int(r.cfg.MTU),

@@ -185,7 +185,7 @@ func showRemote(p *report.Page, t *report.Table, r *statuspage.Remote, relayed b
 	from, server := r.Source, "API server"
 	if relayed {
 		server = "semaphore-relay's objects"
-		if from == string(peers.SourceAPI) {
+		if from == string(peers.OriginAPI) {
 			from = "relay"
 		}
 	}
@@ -212,13 +212,13 @@ func showRemote(p *report.Page, t *report.Table, r *statuspage.Remote, relayed b
 	default:
 		p.Contact(what, r.API.LastContact)
 	}
-	source := peers.Source(r.Source)
+	source := peers.Origin(r.Source)
 	switch {
 	case r.Device.Error != "":
 		p.Failing(what+": device "+r.Device.Name, r.Device.Error)
-	case r.API.Synced && source != peers.SourceAPI:
+	case r.API.Synced && source != peers.OriginAPI:
 		p.Unknown("%s: its nodes are not configured as peers yet", what)
-	case source == peers.SourceAPI && len(r.Peers) == 0:
+	case source == peers.OriginAPI && len(r.Peers) == 0:
 		p.Wrong("%s: none of its nodes is a peer", what)
 	}
 	if d := &r.Device; d.LargestMTU > 0 && d.MTU > d.LargestMTU {

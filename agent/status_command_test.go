@@ -25,7 +25,7 @@ func wellReport() statuspage.Agent {
 		Filter: statuspage.Filter{State: statuspage.FilterEnforced}, Exit: statuspage.Filter{State: statuspage.FilterEnforced},
 		Pods: &statuspage.Pods{Source: "node", Why: "the node has podCIDRs", Known: true, Count: 1, Prefixes: []string{"10.2.1.0/24"}},
 		Remotes: []statuspage.Remote{{
-			Name: "gcp", PodSubnets: []string{"10.4.0.0/16"}, Source: string(peers.SourceAPI),
+			Name: "gcp", PodSubnets: []string{"10.4.0.0/16"}, Source: string(peers.OriginAPI),
 			API: statuspage.Connection{Synced: true, LastContact: ago(100 * time.Millisecond)},
 			Device: statuspage.Device{
 				Name: "wireguard.gcp", Index: 7, Backend: "userspace", PublicKey: "ours", ListenPort: 51820, MTU: 1420,
@@ -203,7 +203,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		{
 			"peers from disk",
 			func(rep *statuspage.Agent) {
-				rep.Remotes[0].API, rep.Remotes[0].Source = statuspage.Connection{}, string(peers.SourceDisk)
+				rep.Remotes[0].API, rep.Remotes[0].Source = statuspage.Connection{}, string(peers.OriginDisk)
 			},
 			[]string{"remote gcp: its nodes have not been read since start"}, "gcp     never    disk ",
 		},
@@ -331,7 +331,7 @@ func TestStatusSaysWhatIsNotKnown(t *testing.T) {
 		{
 			"nodes read but not configured as peers yet",
 			func(rep *statuspage.Agent) {
-				rep.Remotes[0].Source, rep.Remotes[0].Peers = string(peers.SourceNone), nil
+				rep.Remotes[0].Source, rep.Remotes[0].Peers = string(peers.OriginNone), nil
 			},
 			"remote gcp: its nodes are not configured as peers yet",
 		},

@@ -102,7 +102,6 @@ func (r *remote) syncPeers(ctx context.Context) error {
 	}
 	before := r.controller.State().Repairs
 	err := r.controller.Reconcile(ctx)
-	r.nodes.passed(time.Now(), r.controller.State())
 	r.agent.fitting.Fire()
 	return errors.Join(err, r.peerRepairs.note(time.Now(), nil, r.controller.State().Repairs != before, err))
 }

@@ -91,11 +91,11 @@ func TestControllerStoresAccepted(t *testing.T) {
 	store := func() *Store { return NewStore(dir, "wireguard.gcp", "gcp") }
 	thief := backdated(9, node(1))
 	want := []Peer{peer(1), peer(9)}
-	expect := func(c *Controller, source Source) {
+	expect := func(c *Controller, source Origin) {
 		t.Helper()
 		reconcileOnce(t, c)
-		if diff := cmp.Diff(want, c.State().Peers, comparers); diff != "" || c.State().Source != source {
-			t.Errorf("from %s (-want +got):\n%s", c.State().Source, diff)
+		if diff := cmp.Diff(want, c.State().Peers, comparers); diff != "" || c.State().Origin != source {
+			t.Errorf("from %s (-want +got):\n%s", c.State().Origin, diff)
 		}
 		if err := c.Save(t.Context()); err != nil {
 			t.Fatal(err)
@@ -105,15 +105,15 @@ func TestControllerStoresAccepted(t *testing.T) {
 	c := start(t, &device{}, r, store(), io.Discard)
 	reconcileOnce(t, c)
 	r.nodes = []*Node{node(1), thief}
-	expect(c, SourceAPI)
+	expect(c, OriginAPI)
 	// A process that starts while the remote's API server is unreachable, and one that syncs
 	// first.
 	r.synced = false
 	c = start(t, &device{}, r, store(), io.Discard)
-	expect(c, SourceDisk)
+	expect(c, OriginDisk)
 	r.synced = true
-	expect(c, SourceAPI)
-	expect(start(t, &device{}, r, store(), io.Discard), SourceAPI)
+	expect(c, OriginAPI)
+	expect(start(t, &device{}, r, store(), io.Discard), OriginAPI)
 	// A process whose first attempt fails.
 	d := &device{err: os.ErrPermission}
 	c = start(t, d, r, store(), io.Discard)
@@ -121,11 +121,11 @@ func TestControllerStoresAccepted(t *testing.T) {
 		t.Error("no error")
 	}
 	d.err = nil
-	expect(c, SourceAPI)
+	expect(c, OriginAPI)
 	// The node was deleted.
 	r.nodes = []*Node{thief}
 	want = []Peer{peer(9, "10.4.1.0/24", "10.4.9.0/24")}
-	expect(c, SourceAPI)
+	expect(c, OriginAPI)
 }
 
 // TestStoreOfOtherVersions checks that an earlier version can read files of this version,

@@ -110,7 +110,7 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 }
 
 func (c *Collector) collectState(ch chan<- prometheus.Metric, r Observed, state *State) {
-	ch <- prometheus.MustNewConstMetric(c.source, prometheus.GaugeValue, 1, r.Cluster, string(state.Source))
+	ch <- prometheus.MustNewConstMetric(c.source, prometheus.GaugeValue, 1, r.Cluster, string(state.Origin))
 	type series struct {
 		node   string
 		reason Reason

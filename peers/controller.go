@@ -17,14 +17,14 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// Source is where the peers of a device come from.
-type Source string
+// Origin is where the peers of a device come from.
+type Origin string
 
-// Sources of peers.
+// Origins of peers.
 const (
-	SourceNone Source = "none" // not known yet: the device's peers are retained
-	SourceDisk Source = "disk" // last applied: the remote's nodes are not synced since start
-	SourceAPI  Source = "api"
+	OriginNone Origin = "none" // not known yet: the device's peers are retained
+	OriginDisk Origin = "disk" // last applied: the remote's nodes are not synced since start
+	OriginAPI  Origin = "api"
 )
 
 // Device is what a Controller configures: a tunnel.Device.
@@ -41,8 +41,7 @@ type Device interface {
 type ControllerConfig struct {
 	Cluster string // the remote
 	Device  Device
-	// Nodes returns the remote's nodes, and whether they are synced since start.
-	Nodes func() ([]*Node, bool)
+	Source  Source
 	// Rules returns the current bounds of trust.
 	Rules func() Rules
 	// Fresh, unless nil, is called when Reconcile has configured new peers, for
@@ -73,6 +72,7 @@ type Controller struct {
 	suppressed        int
 
 	state atomic.Pointer[State]
+	again atomic.Pointer[time.Time] // when Reconcile is due without a change
 
 	index  int // of the link whose peers are in state
 	saveMu sync.Mutex
@@ -81,18 +81,15 @@ type Controller struct {
 
 // State is what a Controller last applied. It is immutable.
 type State struct {
-	Source     Source
+	Origin     Origin
 	Peers      []Peer
 	Rejected   []Rejection
 	Configured map[tunnel.Key]time.Time // since when each peer is on the device
 	// Disputed holds, by node, the claim of a node of this cluster to an endpoint that was
 	// accepted before.
 	Disputed map[string]string
-	// Restored are the endpoints of an earlier process, while Source is SourceNone.
+	// Restored are the endpoints of an earlier process, while Origin is OriginNone.
 	Restored []netip.Addr
-	// Undecided is set if what the remote's control plane allocated may decide about a new prefix,
-	// and some nodes were read as metadata only.
-	Undecided bool
 	// Repairs counts the passes that restored what another program had changed on the device.
 	Repairs int
 }
@@ -109,7 +106,7 @@ func NewController(cfg ControllerConfig) *Controller {
 		// The remote controls how often its nodes change; it must not flood the log.
 		rejections: rate.NewLimiter(rate.Every(time.Second), 50),
 	}
-	c.state.Store(&State{Source: SourceNone})
+	c.state.Store(&State{Origin: OriginNone})
 	last, err := cfg.Store.Load()
 	if err != nil {
 		c.log.Warn("reading last applied peers failed: the mesh starts when the remote's API server has been read", "err", err)
@@ -128,8 +125,16 @@ func NewController(cfg ControllerConfig) *Controller {
 		}
 	}
 	cfg.Device.RestoreEndpoints(published)
-	c.state.Store(&State{Source: SourceNone, Restored: slices.Collect(maps.Keys(c.restoredEndpoints))})
+	c.state.Store(&State{Origin: OriginNone, Restored: slices.Collect(maps.Keys(c.restoredEndpoints))})
 	return c
+}
+
+// ReconcileDue returns when Reconcile is due without a change; zero: never.
+func (c *Controller) ReconcileDue() time.Time {
+	if again := c.again.Load(); again != nil {
+		return *again
+	}
+	return time.Time{}
 }
 
 // State returns the last applied state.
@@ -144,13 +149,13 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	if !exists {
 		return nil
 	}
-	source := SourceAPI
-	nodes, synced := c.cfg.Nodes()
+	origin := OriginAPI
+	nodes, synced := c.cfg.Source.Snapshot()
 	if !synced {
 		if len(c.restored) == 0 {
 			return nil
 		}
-		nodes, source = c.restored, SourceDisk
+		nodes, origin = c.restored, OriginDisk
 	}
 	rules := c.cfg.Rules()
 	if rules.LocalUnknown {
@@ -168,6 +173,10 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 		// Unchecked endpoints must not count as accepted later.
 		c.accepted = accepted
 	}
+	if synced {
+		again := c.cfg.Source.Decided(time.Now(), accepted.undecided)
+		c.again.Store(&again)
+	}
 	c.logRejected(rejected)
 	c.logDisputed(accepted.disputed)
 
@@ -181,7 +190,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	changes, err := c.cfg.Device.Configure(ctx, want)
 	if changes != (tunnel.Changes{}) {
 		c.log.Info("peers changed", "added", changes.Added, "updated", changes.Updated, "removed", changes.Removed,
-			"total", len(want), "source", source)
+			"total", len(want), "source", origin)
 	}
 	if err != nil {
 		return fmt.Errorf("configure peers of %s: %w", c.cfg.Device.Name(), err)
@@ -198,7 +207,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 		defer c.notifyFresh()
 	}
 	c.index = index
-	state := &State{Source: source, Peers: peers, Rejected: rejected, Configured: configured, Disputed: accepted.disputed, Repairs: previous.Repairs, Undecided: accepted.undecided}
+	state := &State{Origin: origin, Peers: peers, Rejected: rejected, Configured: configured, Disputed: accepted.disputed, Repairs: previous.Repairs}
 	if changes.Repaired {
 		state.Repairs++
 	}
@@ -209,7 +218,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 		monitored[i] = paths.Peer{Node: p.Node, PublicKey: p.PublicKey, Addr: addrs[i], Passive: !p.Endpoint.IsValid(), Since: configured[p.PublicKey]}
 	}
 	c.Set(time.Now(), own, monitored, fresh)
-	if source == SourceAPI {
+	if origin == OriginAPI {
 		if !rules.LocalUnknown && (!c.queued || changes != (tunnel.Changes{})) {
 			c.saveMu.Lock()
 			c.toSave = func() []Remembered { return accepted.remember(nodes, peers) }

@@ -78,11 +78,18 @@ type remote struct {
 	synced bool
 }
 
+// read is a Source.
+type read func() ([]*Node, bool)
+
+func (r read) Snapshot() ([]*Node, bool) { return r() }
+
+func (r read) Decided(time.Time, bool) time.Time { return time.Time{} }
+
 func start(t *testing.T, d *device, r *remote, store *Store, logs io.Writer) *Controller {
 	t.Helper()
 	return NewController(ControllerConfig{
 		Cluster: "gcp", Device: d, Store: store,
-		Nodes:  func() ([]*Node, bool) { return r.nodes, r.synced },
+		Source: read(func() ([]*Node, bool) { return r.nodes, r.synced }),
 		Rules:  func() Rules { return rules },
 		Logger: slog.New(slog.NewTextHandler(logs, nil)),
 	})
@@ -151,8 +158,8 @@ func TestControllerWaits(t *testing.T) {
 		d, r := &device{peers: []tunnel.Peer{peer(1).Peer}}, &remote{}
 		c := start(t, d, r, NewStore(t.TempDir(), "wireguard.gcp", "gcp"), io.Discard)
 		reconcileOnce(t, c)
-		if d.calls != 0 || c.State().Source != SourceNone {
-			t.Errorf("configured %d times, source %s", d.calls, c.State().Source)
+		if d.calls != 0 || c.State().Origin != OriginNone {
+			t.Errorf("configured %d times, source %s", d.calls, c.State().Origin)
 		}
 	})
 	t.Run("for the device", func(t *testing.T) {
@@ -184,7 +191,7 @@ func TestControllerStartsFromDisk(t *testing.T) {
 	if diff := cmp.Diff([]tunnel.Key{key(1), key(2)}, d.keys()); diff != "" {
 		t.Errorf("from disk (-want +got):\n%s", diff)
 	}
-	if got := c.State().Source; got != SourceDisk {
+	if got := c.State().Origin; got != OriginDisk {
 		t.Errorf("source %s", got)
 	}
 	r.nodes, r.synced = []*Node{node(2)}, true
@@ -200,21 +207,21 @@ func TestControllerRetriesAfterAnError(t *testing.T) {
 	if err := c.Reconcile(t.Context()); !errors.Is(err, os.ErrPermission) {
 		t.Fatalf("got %v", err)
 	}
-	if got := c.State(); got.Source != SourceNone || len(got.Peers) != 0 {
+	if got := c.State(); got.Origin != OriginNone || len(got.Peers) != 0 {
 		t.Errorf("state %+v though nothing was applied", got)
 	}
 	d.err = nil
 	reconcileOnce(t, c)
-	if got := c.State(); got.Source != SourceAPI || len(got.Peers) != 1 {
+	if got := c.State(); got.Origin != OriginAPI || len(got.Peers) != 1 {
 		t.Errorf("state %+v", got)
 	}
 }
 
 func TestCollector(t *testing.T) {
 	good, missing := &State{
-		Source: SourceAPI, Peers: []Peer{peer(1)},
+		Origin: OriginAPI, Peers: []Peer{peer(1)},
 		Rejected: []Rejection{{Node: "bad", Reason: ReasonEndpoint}, {Node: "bad", Reason: ReasonEndpoint}},
-	}, &State{Source: SourceNone}
+	}, &State{Origin: OriginNone}
 	c := NewCollector(slog.New(slog.DiscardHandler), 1000,
 		Observed{Cluster: "merit", Device: "wireguard.merit", Heard: unheardOf, State: func() *State { return missing },
 			Status: func(context.Context) (tunnel.Status, error) { return tunnel.Status{}, os.ErrNotExist }},
@@ -272,7 +279,7 @@ func TestAcceptedEndpointsAreUsedBeforeLocalIsKnown(t *testing.T) {
 			d, r = &device{}, &remote{nodes: []*Node{node(1), node(2)}, synced: true}
 			c = NewController(ControllerConfig{
 				Cluster: "gcp", Device: d, Store: NewStore(dir, "wireguard.gcp", "gcp"),
-				Nodes:  func() ([]*Node, bool) { return r.nodes, r.synced },
+				Source: read(func() ([]*Node, bool) { return r.nodes, r.synced }),
 				Rules:  func() Rules { return now },
 				Logger: slog.New(slog.DiscardHandler),
 			})
@@ -336,8 +343,8 @@ func BenchmarkReconcile(b *testing.B) {
 			wide.Subnets, wide.MaxPeers = []netip.Prefix{netip.MustParsePrefix("10.64.0.0/10")}, n
 			c := NewController(ControllerConfig{
 				Cluster: "gcp", Device: &changing{}, Store: NewStore(b.TempDir(), "wireguard.gcp", "gcp"), Logger: slog.New(slog.DiscardHandler),
-				Nodes: func() ([]*Node, bool) { return slices.Collect(maps.Values(all)), true },
-				Rules: func() Rules { return wide },
+				Source: read(func() ([]*Node, bool) { return slices.Collect(maps.Values(all)), true }),
+				Rules:  func() Rules { return wide },
 			})
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
@@ -372,8 +379,8 @@ func (*undoing) Configure(context.Context, []tunnel.Peer) (tunnel.Changes, error
 func TestRepairsOfPeersAreCounted(t *testing.T) {
 	c := NewController(ControllerConfig{
 		Cluster: "gcp", Device: &undoing{}, Store: NewStore(t.TempDir(), "wireguard.gcp", "gcp"), Logger: slog.New(slog.DiscardHandler),
-		Nodes: func() ([]*Node, bool) { return nil, true },
-		Rules: func() Rules { return rules },
+		Source: read(func() ([]*Node, bool) { return nil, true }),
+		Rules:  func() Rules { return rules },
 	})
 	for want := range 3 {
 		if got := c.State().Repairs; got != want {

@@ -117,6 +117,12 @@ type side struct {
 	halt       func()
 }
 
+// Snapshot implements peers.Source.
+func (s *side) Snapshot() ([]*peers.Node, bool) { return *s.nodes.Load(), true }
+
+// Decided implements peers.Source.
+func (s *side) Decided(time.Time, bool) time.Time { return time.Time{} }
+
 func (s *side) do(c command) (a answer, err error) {
 	switch c.Call {
 	case "open":
@@ -165,7 +171,7 @@ func (s *side) open(cfg tunnel.Config) (tunnel.Key, error) {
 	s.retries.Store(0)
 	s.controller = peers.NewController(peers.ControllerConfig{
 		Cluster: "other", Device: counted{device, &s.retries, &s.log},
-		Nodes: func() ([]*peers.Node, bool) { return *s.nodes.Load(), true },
+		Source: s,
 		Rules: func() peers.Rules {
 			var rules peers.Rules
 			if subnet := s.subnet.Load(); subnet != nil {
