@@ -94,7 +94,7 @@ func TestChart(t *testing.T) {
 		helm(i, "uninstall", "semaphore", "--wait")
 		if i == 0 { // The CRD was kept, and the relay's objects with it.
 			out, err := c.Kubectl(t.Context(), "delete", "wireguardpeers", "--all", "--namespace", programs.Namespace)
-			if err != nil || !strings.Contains(out, `"gcp.p`) {
+			if err != nil || !strings.Contains(out, `"gcp-nodes"`) {
 				t.Errorf("objects of the relay: %v\n%s", err, out)
 			}
 		}

@@ -144,19 +144,19 @@ func relays(t *testing.T, clusters []*testbed.Cluster, wanted []string) {
 			if err != nil {
 				return err
 			}
-			var indexes, contacts []string
+			var counts, contacts []string
 			if list != nil {
 				for _, o := range list.Items {
-					if !strings.Contains(o.GetName(), ".") {
-						indexes = append(indexes, o.GetName())
+					if of := o.GetLabels()[v1alpha1.ClusterLabel]; o.GetName() == v1alpha1.CountName(of) {
+						counts = append(counts, of)
 					}
 				}
 			}
 			for _, lease := range leases.Items {
 				contacts = append(contacts, lease.Labels[v1alpha1.ClusterLabel])
 			}
-			if got, with := strings.Join(indexes, " "), strings.Join(contacts, " "); got != wanted[i] || with != wanted[i] {
-				return fmt.Errorf("it has indexes of %q and Leases of %q, want %q", got, with, wanted[i])
+			if got, with := strings.Join(counts, " "), strings.Join(contacts, " "); got != wanted[i] || with != wanted[i] {
+				return fmt.Errorf("it has counts of %q and Leases of %q, want %q", got, with, wanted[i])
 			}
 			return nil
 		})
