@@ -59,7 +59,7 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], clust
 	for i := range changes {
 		writes[i] = changes[i].write(have, want)
 	}
-	waits := past.Review(ctx, want.Name, time.Now(), writes)
+	waits := past.Review(want.Name, time.Now(), writes)
 	lost := map[netip.Addr]bool{}
 	for i := range changes {
 		if c := &changes[i]; c.Object == aSlice && c.Ports == nil {

@@ -35,7 +35,7 @@ func collision(object string, id Identity, get func(name string) *Observed) (eve
 // conditions returns the conditions of each remote, for Events.
 func (c *Controller) conditions() []event.Remote {
 	remotes := make([]event.Remote, 0, len(c.Remotes))
-	overridden := c.attempts.overridden()
+	overridden := c.overridden()
 	for i := range c.Remotes {
 		name := c.Remotes[i].Rules.Cluster
 		remote := event.Remote{Name: name, Summary: func(all []event.Condition) event.Condition {

@@ -61,7 +61,8 @@ type Controller struct {
 	Config
 	ledger   *keep.Ledger[Observed]
 	owned    *owned
-	attempts *attempts
+	past     *keep.Overrides[Identity]
+	removals *removals
 	pacer    *pace.Pacer[Identity]
 	wrote    sync.Map // sets whose running reconciliation has written
 	sets     *kube.Feed[Observed]
@@ -79,7 +80,7 @@ type Controller struct {
 // New returns a controller. It makes no request.
 func New(cfg Config) *Controller {
 	c := &Controller{
-		Config: cfg, owned: newOwned(), attempts: newAttempts(cfg.Logger), changed: reconcile.NewTrigger(),
+		Config: cfg, owned: newOwned(), past: keep.NewOverrides[Identity](cfg.Logger), removals: newRemovals(), changed: reconcile.NewTrigger(),
 		remotes: map[string]*remote{}, since: map[string]time.Time{}, pools: statuspage.PoolFaults{Unknown: "not read since start"},
 	}
 	c.pacer = pace.New(pace.Config[Identity]{Cluster: cfg.Pace, Ready: func(id Identity) { c.enqueue(id) }})
@@ -105,7 +106,7 @@ func (c *Controller) follow(ctx context.Context) error {
 	for _, change := range c.ledger.Changes() {
 		o := c.ledger.Get(change.Key)
 		if o == nil {
-			c.attempts.right(change.Key)
+			c.removals.over(change.Key)
 		}
 		if id, ours := c.owned.observe(change.Key, o); ours {
 			c.notice(ctx, id.Cluster)

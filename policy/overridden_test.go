@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 )
@@ -50,7 +51,7 @@ func TestSetThatAdmissionChangesIsWrittenOnce(t *testing.T) {
 			return nil
 		})
 		r.put(t, "1", "a", "10.4.0.1")
-		elapse(storedPause / 2)
+		elapse(keep.Calm / 2)
 		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32 192.0.2.1/32"})
 		if all := writes(r.sets); len(all) != 1 {
 			t.Errorf("writes %q, want one", all)
@@ -70,7 +71,7 @@ func TestSetThatAdmissionChangesIsWrittenOnce(t *testing.T) {
 			t.Errorf("writes %q, want three patches", writes(r.sets))
 		}
 		admit(r.sets, nil)
-		elapse(storedPause)
+		elapse(keep.Calm)
 		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.2/32 10.4.0.3/32"})
 		if o := r.Status().Remotes[0].Overridden; len(o) > 0 {
 			t.Errorf("%+v", o)
@@ -130,7 +131,7 @@ func TestWhatAdmissionPutsBackStays(t *testing.T) {
 				}
 				r.wantSets(t, map[string]string{"gcp-ns-a": c.want})
 				before := len(writes(r.sets))
-				elapse(storedPause / 2)
+				elapse(keep.Calm / 2)
 				if n := number(r.sets, "delete"); n > 0 || len(writes(r.sets)) > before {
 					t.Errorf("%d deletions: %q", n, writes(r.sets))
 				}
@@ -144,7 +145,7 @@ func TestWhatAdmissionPutsBackStays(t *testing.T) {
 					t.Errorf("log:\n%s", r.log)
 				}
 				admit(r.sets, nil)
-				elapse(storedPause)
+				elapse(keep.Calm)
 				r.wantSets(t, map[string]string{"gcp-ns-a": c.final})
 				if o := r.Status().Remotes[0].Overridden; len(o) > 0 {
 					t.Errorf("in the end %+v", o)
@@ -317,7 +318,7 @@ func TestSetWhoseNetsAreDropped(t *testing.T) {
 			return nil
 		})
 		r.put(t, "1", "a", "10.4.0.1")
-		elapse(storedPause / 2)
+		elapse(keep.Calm / 2)
 		if all := writes(r.sets); len(all) != 1 {
 			t.Errorf("writes %q, want one", all)
 		}

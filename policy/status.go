@@ -47,7 +47,7 @@ func (c *Controller) Status() statuspage.Policy {
 	if writer == nil {
 		return st
 	}
-	pending, failing, overridden := writer.Backlog(), writer.Failing(), c.attempts.overridden()
+	pending, failing, overridden := writer.Backlog(), writer.Failing(), c.overridden()
 	for i := range st.Remotes {
 		r := &st.Remotes[i]
 		r.Pending, r.Failing, r.Overridden = pending[r.Name], map[string]string{}, overridden[r.Name]
@@ -58,6 +58,18 @@ func (c *Controller) Status() statuspage.Policy {
 		}
 	}
 	return st
+}
+
+// overridden returns the overridden objects by cluster, sorted.
+func (c *Controller) overridden() map[string][]statuspage.Override {
+	all := map[string][]statuspage.Override{}
+	for id, objects := range c.past.Open(time.Now()) {
+		all[id.Cluster] = append(all[id.Cluster], objects...)
+	}
+	for _, objects := range all {
+		slices.SortFunc(objects, func(a, b statuspage.Override) int { return cmp.Compare(a.Object, b.Object) })
+	}
+	return all
 }
 
 func (r *remote) status() statuspage.PolicyRemote {

@@ -37,9 +37,14 @@ func (c *Controller) write(ctx context.Context, id Identity, have map[string]*Ob
 	changed := map[string]bool{}
 	var due []Change
 	var sizes []pace.Write
-	for _, change := range changes {
+	attempts := make([]keep.Write, len(changes))
+	for i := range changes {
+		attempts[i] = changes[i].attempt()
+	}
+	waiting := c.past.Review(id, time.Now(), attempts)
+	for i, change := range changes {
 		changed[change.Name] = true
-		if wait := c.attempts.wait(&change, time.Now()); wait > 0 {
+		if wait := waiting[i]; wait > 0 {
 			waits = true
 			c.enqueueAfter(wait, id)
 			continue
@@ -49,7 +54,7 @@ func (c *Controller) write(ctx context.Context, id Identity, have map[string]*Ob
 	}
 	for name := range have {
 		if !changed[name] {
-			c.attempts.right(name)
+			c.removals.over(name)
 		}
 	}
 	var errs []error
@@ -120,7 +125,7 @@ func (w *writer) change(ctx context.Context, c Change) error {
 		return err
 	}
 	if !kube.Refused(err) {
-		if !w.c.attempts.failed(c.Name, time.Now()) {
+		if !w.c.removals.failed(c.Name, time.Now()) {
 			return err
 		}
 	} else if less := c.less(); len(less.Addrs) > 0 && len(less.Addrs) < len(c.Want.Addrs) && w.patch(ctx, Change{c.Name, c.Have, less}) == nil {
@@ -200,17 +205,24 @@ func (w *writer) wrote(ctx context.Context, verb string, c Change, set *calico.G
 		return err
 	case set == nil:
 		w.c.ledger.Deleted(c.Have)
-		w.c.attempts.wrote(ctx, w.id, &c, nil)
+		w.note(ctx, &c, nil)
 		return nil
 	}
 	o := w.c.Labels.observe(set)
 	w.c.ledger.Wrote(&o)
 	w.c.owned.give(c.Name, w.id)
-	w.c.attempts.wrote(ctx, w.id, &c, &o)
+	w.note(ctx, &c, &o)
 	if !o.matches(c.Want) {
-		w.c.enqueueAfter(storedPause, w.id)
+		w.c.enqueueAfter(keep.Calm, w.id)
 	}
 	return nil
+}
+
+// note records a successful write and the response; nil: the object is deleted.
+func (w *writer) note(ctx context.Context, c *Change, response *Observed) {
+	attempt := c.attempt()
+	w.c.past.Wrote(ctx, w.id, time.Now(), &attempt, c.outcome(response), "metadata.labels or spec.nets")
+	w.c.removals.over(c.Name)
 }
 
 // reread updates the ledger with the current state of an object, and returns ErrOutdated.

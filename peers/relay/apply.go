@@ -70,7 +70,7 @@ func (c *Controller) change(ctx context.Context, key Key, have *v1alpha1.Wiregua
 	if have != nil {
 		w.By = have.Annotations[changedBy]
 	}
-	if wait := past.Review(ctx, key, time.Now(), []keep.Write{w})[0]; wait > 0 {
+	if wait := past.Review(key, time.Now(), []keep.Write{w})[0]; wait > 0 {
 		c.pace.Take(key)
 		c.write(wait, key)
 		return true, nil
