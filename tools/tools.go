@@ -35,6 +35,7 @@ const (
 	CoreDNS               = "coredns"
 	Ctr                   = "ctr"
 	Etcd                  = "etcd"
+	Etcdutl               = "etcdutl"
 	GolangciLint          = "golangci-lint"
 	Govulncheck           = "govulncheck"
 	Helm                  = "helm"
@@ -112,6 +113,7 @@ func catalogue() []tool {
 		// CoreDNS with the plugins that deploy/coredns uses.
 		{name: CoreDNS, module: "kubernetes", pkg: "./coredns"},
 		{name: Etcd, module: "kubernetes", pkg: "go.etcd.io/etcd/server/v3"},
+		{name: Etcdutl, module: "etcdutl", pkg: "go.etcd.io/etcd/etcdutl/v3"},
 		{name: Helm, module: "helm", pkg: "helm.sh/helm/v4/cmd/helm"},
 		{name: GolangciLint, module: "lint", pkg: "github.com/golangci/golangci-lint/v2/cmd/golangci-lint"},
 		{name: Govulncheck, module: "vuln", pkg: "golang.org/x/vuln/cmd/govulncheck"},

@@ -76,7 +76,6 @@ func (l *Ledger[T]) Observe(changes []kube.Change[T], synced bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.synced = synced
-	highest, back := "", false
 	for i := range changes {
 		c := &changes[i]
 		l.touch(c.Key)
@@ -84,26 +83,10 @@ func (l *Ledger[T]) Observe(changes []kube.Change[T], synced bool) {
 			delete(l.shown, c.Key)
 			continue
 		}
-		version := l.cfg.Meta(c.After).ResourceVersion
-		if before := l.shown[c.Key]; before != nil && older(version, l.cfg.Meta(before).ResourceVersion) {
-			back = true
-		}
 		l.shown[c.Key] = c.After
-		if highest == "" || older(highest, version) {
-			highest = version
+		if version := l.cfg.Meta(c.After).ResourceVersion; l.latest == "" || older(l.latest, version) {
+			l.latest = version
 		}
-	}
-	switch {
-	case highest == "":
-	case back || older(highest, l.latest):
-		// The server has been restored from a backup: its versions continue from an earlier
-		// one, and later writes are lost.
-		l.latest = highest
-		for name := range l.own {
-			l.drop(name)
-		}
-	default:
-		l.latest = highest
 	}
 	now := time.Now()
 	for name, w := range l.own {

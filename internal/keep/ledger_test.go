@@ -109,26 +109,6 @@ func TestWritesOverlayTheWatchUntilItHasPassedThem(t *testing.T) {
 				l.Wrote(&thing{Name: "a", UID: "2", Version: "12"})
 			}, "a/2@12",
 		},
-		{
-			"restored from a backup, the object goes back",
-			func(l *Ledger[thing]) { l.shows(at("900")); l.Wrote(at("1000")); l.shows(at("300")) }, "a/1@300",
-		},
-		{
-			"restored from a backup, the object had not been there",
-			func(l *Ledger[thing]) { l.shows(other); l.Wrote(at("1000")); l.shows(&thing{Name: "b", Version: "7"}) }, "none",
-		},
-		{
-			"restored from a backup, and a new write has a lower version than an old one",
-			func(l *Ledger[thing]) {
-				l.shows(at("900"))
-				l.shows(at("300"))
-				l.Wrote(at("301"))
-			}, "a/1@301",
-		},
-		{
-			"restored from a backup, deleted before",
-			func(l *Ledger[thing]) { l.shows(at("900")); l.Deleted(at("900")); l.shows(at("300")) }, "a/1@300",
-		},
 		{"a version that is no number", func(l *Ledger[thing]) { l.shows(at("x")); l.Wrote(at("y")) }, "a/1@y"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -267,28 +247,6 @@ func (s *server) show(l *Ledger[thing], n int) {
 	l.Observe(slices.Collect(maps.Values(batch)), true)
 }
 
-// restore puts back a backup: the watch lists again. It reports whether that showed
-// any version at all.
-func (s *server) restore(l *Ledger[thing], version int, backup map[string]*thing) (seen bool) {
-	shown := map[string]*thing{}
-	s.show(l, len(s.behind))
-	maps.Copy(shown, s.objects)
-	s.version, s.objects = version, maps.Clone(backup)
-	for name := range shown {
-		if s.objects[name] == nil {
-			s.behind = append(s.behind, kube.Change[thing]{Key: name})
-		}
-	}
-	for name, o := range s.objects {
-		if shown[name] != o {
-			s.behind = append(s.behind, kube.Change[thing]{Key: name, After: o})
-			seen = true
-		}
-	}
-	s.show(l, len(s.behind))
-	return seen
-}
-
 func TestLedgerConverges(t *testing.T) {
 	for seed := range uint64(500) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -313,12 +271,9 @@ func converges(t *testing.T, random *rand.Rand) {
 	answered := map[string]*thing{} // the last answer to a write
 	until := map[string]time.Time{} // when that counts no more
 	var late []func()
-	var backup map[string]*thing
-	var backupVersion int
-	unseen := false // restored, and nothing has shown the ledger so
 	for range 80 {
 		name := string(rune('a' + random.IntN(3)))
-		switch random.IntN(12) {
+		switch random.IntN(11) {
 		case 0, 1: // a write whose answer comes later
 			o := s.put(name)
 			late = append(late, func() { l.Wrote(o); answered[name], until[name] = o, time.Now().Add(DefaultExpiry) })
@@ -332,12 +287,7 @@ func converges(t *testing.T, random *rand.Rand) {
 			s.delete(name)
 			delete(answered, name)
 		case 5, 6, 7:
-			n := random.IntN(len(s.behind) + 1)
-			if unseen && slices.ContainsFunc(s.behind[:n], func(c kube.Change[thing]) bool { return c.After != nil }) {
-				unseen = false
-				clear(answered)
-			}
-			s.show(l, n)
+			s.show(l, random.IntN(len(s.behind)+1))
 		case 8:
 			follow()
 		case 9:
@@ -347,19 +297,10 @@ func converges(t *testing.T, random *rand.Rand) {
 				late[0]()
 				late = late[1:]
 			}
-		case 11:
-			switch {
-			case backup == nil:
-				backup, backupVersion = maps.Clone(s.objects), s.version
-			case random.IntN(4) == 0:
-				unseen = !s.restore(l, backupVersion, backup)
-				backup, late = nil, nil
-				clear(answered)
-			}
 		}
 		for name, o := range answered {
 			got := l.Get(name)
-			if !unseen && s.objects[name] == o && time.Now().Before(until[name]) && (got == nil || older(got.Version, o.Version)) {
+			if s.objects[name] == o && time.Now().Before(until[name]) && (got == nil || older(got.Version, o.Version)) {
 				t.Fatalf("%v was written, and the ledger knows %v", o, got)
 			}
 		}

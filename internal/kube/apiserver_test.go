@@ -127,14 +127,16 @@ func (s *apiServer) compact() {
 	s.oldest, s.history = s.version, nil
 }
 
-// restore sets the server to another version and nodes, as from a backup.
-func (s *apiServer) restore(version int, nodes ...string) {
+// restore sets the server to other nodes of earlier versions, as from a backup with "etcdutl
+// snapshot restore --bump-revision --mark-compacted".
+func (s *apiServer) restore(nodes ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.version, s.oldest, s.history = version, 0, nil
+	s.version += 1_000_000
+	s.oldest, s.history = s.version, nil
 	clear(s.nodes)
 	for _, name := range nodes {
-		s.nodes[name] = nodeAt(version, name, "restored", "")
+		s.nodes[name] = nodeAt(10, name, "restored", "")
 	}
 }
 

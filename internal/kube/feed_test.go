@@ -253,7 +253,7 @@ func TestOnlyANewListEndsStaleness(t *testing.T) {
 	}
 	f.store.begins(f.generation)
 	must(t, f.store.Replace(nil, "1"))
-	requests.complete(ctx)
+	requests.health.recordSync(ctx)
 	at := f.LastContact()
 	if f.staleAt(at.Add(9 * time.Second)) {
 		t.Error("stale although everything was read")
@@ -285,7 +285,7 @@ func TestServerThatOnlyExpiresIsStale(t *testing.T) {
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	f := feedOf(cfg)
 	requests := observe(cfg.ListWatch, f.health, f.store)
-	requests.complete(t.Context())
+	requests.health.recordSync(t.Context())
 	last := f.LastContact()
 	for range 3 {
 		requests.failed(t.Context(), verbWatch, apierrors.NewResourceExpired("gone"))
@@ -412,18 +412,8 @@ func startRestorable(t *testing.T, stream bool, adjust func(*Feed[node])) *resto
 	return r
 }
 
-// outage restores the server to a version and nodes while it is stopped.
-func (r *restorable) outage(t *testing.T, version int, nodes ...string) {
-	t.Helper()
-	address := r.api.address()
-	r.api.stop()
-	eventually(t, "error", func() bool { return r.feed.Err() != nil })
-	r.api.restore(version, nodes...)
-	r.api.start(t, address)
-}
-
-// TestServerThatWasRestored restores an earlier version: a watch that continued from the
-// later one would wait.
+// TestServerThatWasRestored restores a backup while the server is stopped, or without a failed
+// request.
 func TestServerThatWasRestored(t *testing.T) {
 	t.Parallel()
 	for _, stream := range []bool{true, false} {
@@ -431,50 +421,20 @@ func TestServerThatWasRestored(t *testing.T) {
 			t.Run(fmt.Sprintf("streamed %v, current %v", stream, current), func(t *testing.T) {
 				t.Parallel()
 				r := startRestorable(t, stream, func(f *Feed[node]) { f.quorum = current })
-				r.outage(t, 10, "b", "d")
+				address := r.api.address()
+				r.api.stop()
+				eventually(t, "error", func() bool { return r.feed.Err() != nil })
+				r.api.restore("b", "d")
+				r.api.start(t, address)
 				r.follow(t, "what was restored", "b=restored d=restored")
+				r.api.restore("b")
+				r.api.http.CloseClientConnections()
+				r.follow(t, "what was restored again", "b=restored")
 				r.api.apply("e", "v1", "")
-				r.follow(t, "going on", "b=restored d=restored e=v1")
+				r.follow(t, "going on", "b=restored e=v1")
 			})
 		}
 	}
-}
-
-// TestServerThatWasRestoredAndIsPast restores a server that has passed the last version
-// since, as by its own writes at start.
-func TestServerThatWasRestoredAndIsPast(t *testing.T) {
-	t.Parallel()
-	for _, stream := range []bool{true, false} {
-		t.Run(fmt.Sprintf("streamed %v", stream), func(t *testing.T) {
-			t.Parallel()
-			r := startRestorable(t, stream, func(*Feed[node]) {})
-			r.outage(t, 1000, "b")
-			r.follow(t, "what was restored", "b=restored")
-		})
-	}
-}
-
-// TestServerThatWasRestoredWithoutAFailure restores a server without a failed request, such as when
-// client-go retries internally, to a later or an earlier version.
-func TestServerThatWasRestoredWithoutAFailure(t *testing.T) {
-	t.Parallel()
-	for current, version := range map[bool]int{true: 1000, false: 10} {
-		r := startRestorable(t, true, func(f *Feed[node]) { f.quorum = current })
-		r.api.restore(version, "b")
-		r.api.http.CloseClientConnections()
-		r.follow(t, "what was restored", "b=restored")
-		r.wantNoFailure(t)
-	}
-}
-
-// TestServerThatWasRestoredBehindAProxy stops a server without a failed request: the watch
-// ends, and the next one waits.
-func TestServerThatWasRestoredBehindAProxy(t *testing.T) {
-	t.Parallel()
-	r := startRestorable(t, true, func(f *Feed[node]) { f.silence = 100 * time.Millisecond })
-	r.api.restore(10, "b")
-	r.follow(t, "what was restored", "b=restored")
-	r.wantNoFailure(t)
 }
 
 // TestWorkPerEventIsFlat counts what one event allocates among few and many objects.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/watchlist"
@@ -79,9 +77,9 @@ func Of[L runtime.Object](client func() (Client, error), resource func(Client) R
 // Nodes is a resource for Of.
 func Nodes(client Client) Resource[*corev1.NodeList] { return client.Nodes() }
 
-// observed forwards lists and watches, records their outcome in health, and ends watches
-// that can't be trusted to continue. client-go's reflector has no record of contact, waits for
-// servers that never respond, and continues on one that was restored from a backup.
+// observed forwards lists and watches, records their outcome in health, and lists again when
+// there may be quota for rejected objects. client-go's reflector has no record of contact, and
+// waits for servers that never respond.
 type observed struct {
 	inner  cache.ListerWatcherWithContext
 	health *health
@@ -96,14 +94,10 @@ type observed struct {
 	// period is how often store.missing is called.
 	period time.Duration
 	// quorum makes lists quorum reads, as opposed to reads of the watch cache; see Feed.
-	quorum  bool
-	silence time.Duration // after which the resource version is verified
+	quorum bool
 
 	mu   sync.RWMutex // held for reading during a list
 	over bool
-	// broken is set when a request failed or a watch ended early, until a list: the server
-	// may have been restored from a backup, so that the last resource version is none of its.
-	broken atomic.Bool
 }
 
 // collector is a store of any type.
@@ -127,7 +121,6 @@ func observe(inner cache.ListerWatcher, c *health, store collector) *observed {
 		count:       func(watch.EventType) {},
 		noWatchList: watchlist.DoesClientNotSupportWatchListSemantics(inner),
 		period:      relistPeriod,
-		silence:     bookmarkPeriod,
 	}
 }
 
@@ -173,7 +166,7 @@ func (o *observed) ListWithContext(ctx context.Context, options metav1.ListOptio
 		o.health.recordResponse(ctx)
 		return list, nil
 	}
-	o.complete(ctx)
+	o.health.recordSync(ctx)
 	return list, nil
 }
 
@@ -217,67 +210,17 @@ func (o *observed) watch(ctx context.Context, options metav1.ListOptions) (watch
 	return o.inner.WatchWithContext(ctx, options)
 }
 
-// complete records that all objects have been listed.
-func (o *observed) complete(ctx context.Context) {
-	o.broken.Store(false)
-	o.health.recordSync(ctx)
-}
-
-// verify requests the server's current resource version, and returns an error if that is
-// older than version: the server was restored from a backup, and a watch from version
-// would silently wait until the server has passed it. The error is that of an expired
-// version, so that the reflector lists again.
-func (o *observed) verify(ctx context.Context, version string) error {
-	bounded, cancel := context.WithTimeout(ctx, openTimeout)
-	defer cancel()
-	list, err := o.inner.ListWithContext(bounded, metav1.ListOptions{Limit: 1})
-	if err != nil {
-		return err
-	}
-	o.broken.Store(false)
-	head, err := meta.ListAccessor(list)
-	if err != nil {
-		return err
-	}
-	// Only numeric versions can be compared.
-	if order, err := resourceversion.CompareResourceVersion(head.GetResourceVersion(), version); err == nil && order < 0 {
-		return apierrors.NewResourceExpired("the server went back to an earlier version")
-	}
-	return nil
-}
-
-// resume returns an error if a watch can't continue from a version.
-func (o *observed) resume(ctx context.Context, version string) error {
-	switch {
-	case version == "" || version == "0" || !o.broken.Load():
-		return nil
-	case o.quorum:
-		// A server that was restored from a backup a few writes old may have passed the
-		// version: API servers write objects when they start.
-		return apierrors.NewResourceExpired("the connection was interrupted")
-	default:
-		return o.verify(ctx, version)
-	}
-}
-
 // WatchWithContext implements cache.WatcherWithContext.
 func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	streamed := streams(options)
 	if streamed && o.quorum {
 		options.ResourceVersion = ""
 	}
-	if !streamed {
-		if err := o.resume(ctx, options.ResourceVersion); err != nil {
-			o.failed(ctx, verbWatch, err)
-			return nil, err
-		}
-	}
 	requested := 24 * time.Hour // which the reflector doesn't leave open
 	if options.TimeoutSeconds != nil {
 		requested = time.Duration(*options.TimeoutSeconds) * time.Second
 	}
 	bounded, cancel := context.WithTimeout(ctx, requested+watchOvertime)
-	began := time.Now()
 	opening := time.AfterFunc(openTimeout, cancel)
 	inner, err := o.watch(bounded, options)
 	if !opening.Stop() && err == nil {
@@ -294,7 +237,7 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 		}
 		return nil, err
 	}
-	w := &observedWatch{inner: inner, events: make(chan watch.Event), stopped: make(chan struct{}), streamed: streamed, listing: streamed, version: options.ResourceVersion}
+	w := &observedWatch{inner: inner, events: make(chan watch.Event), stopped: make(chan struct{}), listing: streamed}
 	// client-go reports a broken connection as a watch that is closed already; only other
 	// watches are a response of the server.
 	select {
@@ -313,10 +256,7 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 		defer end(inner)
 		defer close(w.events)
 		defer cancel()
-		if w.forward(ctx, o) && time.Since(began) < requested {
-			// As client-go retries, an outage may pass without a failed request.
-			o.broken.Store(true)
-		}
+		w.forward(ctx, o)
 		if w.open {
 			o.health.streamClosed()
 		}
@@ -338,18 +278,13 @@ func (o *observed) failed(ctx context.Context, verb string, err error) {
 		o.health.recordResponse(ctx)
 		return
 	}
-	if !apierrors.IsTooManyRequests(err) {
-		o.broken.Store(true) // A list of all objects wouldn't help a busy server.
-	}
 	o.health.recordFailure(ctx, verb, err)
 }
 
 // observedWatch forwards the events of another watch.
 type observedWatch struct {
 	inner    watch.Interface
-	streamed bool   // it began with a streamed list
-	listing  bool   // the list is still being streamed
-	version  string // of the last event
+	listing  bool // a list is still being streamed
 	first    *watch.Event
 	events   chan watch.Event
 	stopped  chan struct{}
@@ -368,41 +303,26 @@ func (w *observedWatch) Stop() {
 	})
 }
 
-// forward forwards events until the watch ends. It returns whether the server or the
-// connection ended it without an error event.
-func (w *observedWatch) forward(ctx context.Context, o *observed) bool {
+// forward forwards events until the watch ends.
+func (w *observedWatch) forward(ctx context.Context, o *observed) {
 	if w.first != nil && !w.pass(ctx, o, *w.first) {
-		return false
+		return
 	}
 	relist := time.NewTicker(o.period)
 	defer relist.Stop()
-	silent := time.NewTimer(o.silence)
-	defer silent.Stop()
 	for {
 		select {
 		case event, open := <-w.inner.ResultChan():
-			if !open {
-				return ctx.Err() == nil
+			if !open || !w.pass(ctx, o, event) {
+				return
 			}
-			if !w.pass(ctx, o, event) {
-				return false
-			}
-			silent.Reset(o.silence)
-		case <-silent.C:
-			if !w.listing {
-				if err := o.verify(ctx, w.version); err != nil {
-					w.pass(ctx, o, errorEvent(err))
-					return false
-				}
-			}
-			silent.Reset(o.silence)
 		case <-relist.C:
 			if !w.listing && o.store.missing() {
 				w.pass(ctx, o, errorEvent(apierrors.NewResourceExpired("there may be quota for rejected objects")))
-				return false
+				return
 			}
 		case <-w.stopped:
-			return false
+			return
 		}
 	}
 }
@@ -435,9 +355,6 @@ func (w *observedWatch) alive(ctx context.Context, o *observed) {
 	if !w.open {
 		w.open = true
 		o.health.streamOpened()
-		if w.streamed {
-			o.broken.Store(false)
-		}
 	}
 	o.health.recordSync(ctx)
 }
@@ -449,9 +366,6 @@ func (w *observedWatch) pass(ctx context.Context, o *observed, event watch.Event
 		o.failed(ctx, verbWatch, apierrors.FromObject(event.Object))
 	} else {
 		w.alive(ctx, o)
-		if object, err := meta.Accessor(event.Object); err == nil {
-			w.version = object.GetResourceVersion()
-		}
 	}
 	select {
 	case w.events <- event:

@@ -67,10 +67,8 @@ type Watch[T any] struct {
 	full    errlog.Log    // rejected objects
 	warned  atomic.Int64  // last warning of dropped objects, in Unix seconds
 	relist  time.Duration // see relistPeriod
-	silence time.Duration // see bookmarkPeriod
 	// quorum makes lists quorum reads, where API servers may otherwise respond from a stale
-	// cache, and lists again after an interruption, in which the server may have been
-	// restored from a backup.
+	// cache.
 	quorum bool
 
 	mu         sync.Mutex
@@ -91,7 +89,7 @@ func NewWatch[T any](cfg WatchConfig[T]) *Watch[T] {
 		cfg.Server = NewServer(ServerConfig{Cluster: cfg.Cluster})
 	}
 	cfg.Logger = cfg.Logger.With("cluster", cfg.Cluster, "kind", cfg.Kind)
-	w := &Watch[T]{cfg: cfg, series: (*Metrics)(nil).series(cfg.Cluster, cfg.Kind), relist: relistPeriod, silence: bookmarkPeriod, stop: func() {}}
+	w := &Watch[T]{cfg: cfg, series: (*Metrics)(nil).series(cfg.Cluster, cfg.Kind), relist: relistPeriod, stop: func() {}}
 	w.health = newHealth(cfg.Server, w.series, cfg.Logger)
 	w.full = errlog.Log{
 		Logger: cfg.Logger, Level: slog.LevelWarn, Failing: "too many objects", Over: "no more objects are rejected",
@@ -132,7 +130,7 @@ func (w *Watch[T]) follow(ctx context.Context) {
 	logger := run.ClientLog(w.cfg.Logger)
 	requests := observe(w.cfg.ListWatch, w.health, w.store)
 	requests.dropped, requests.count, requests.period = w.dropped, w.cfg.Count, w.relist
-	requests.quorum, requests.silence = w.quorum, w.silence
+	requests.quorum = w.quorum
 	defer requests.end()
 	reflector := cache.NewReflectorWithOptions(requests, w.cfg.Object, w.store, cache.ReflectorOptions{
 		Name:    w.String(),

@@ -35,6 +35,7 @@ type API struct {
 	version     int
 	objects     map[string]*unstructured.Unstructured // by objectKey
 	history     []event
+	compacted   int           // watches from earlier versions have expired
 	changed     chan struct{} // closed and replaced at each change
 	connections map[*connection]struct{}
 	down        bool
@@ -147,22 +148,22 @@ func (a *API) disconnect() {
 }
 
 // Backup is the state of an API server at one moment.
-type Backup struct {
-	version int
-	objects map[string]*unstructured.Unstructured
-}
+type Backup map[string]*unstructured.Unstructured
 
 // Save returns a backup.
 func (a *API) Save() Backup {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return Backup{a.version, maps.Clone(a.objects)}
+	return maps.Clone(a.objects)
 }
 
-// Restore goes back to a backup, and breaks all connections.
+// Restore goes back to a backup as "etcdutl snapshot restore --bump-revision --mark-compacted"
+// does: objects have the versions that they had, new ones are higher than any before, and watches
+// from these have expired. It breaks all connections.
 func (a *API) Restore(b Backup) {
 	a.mu.Lock()
-	a.version, a.objects, a.history = b.version, maps.Clone(b.objects), nil
+	a.version += 1_000_000
+	a.compacted, a.objects, a.history = a.version, maps.Clone(b), nil
 	a.mu.Unlock()
 	a.disconnect()
 }
@@ -535,10 +536,14 @@ func (a *API) watch(w http.ResponseWriter, r *http.Request, resource, namespace 
 	}
 	from, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	a.mu.Lock()
-	opening, ahead := a.hooks.Opening, from > a.version
+	opening, ahead, expired := a.hooks.Opening, from > a.version, from > 0 && from < a.compacted
 	a.mu.Unlock()
-	if ahead {
+	switch {
+	case ahead:
 		refuseVersion(w)
+		return
+	case expired:
+		answer(w, http.StatusGone, Failure(http.StatusGone, metav1.StatusReasonExpired))
 		return
 	}
 	select {

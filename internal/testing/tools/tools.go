@@ -25,6 +25,7 @@ const (
 	CoreDNS               = "coredns"
 	Ctr                   = "ctr"
 	Etcd                  = "etcd"
+	Etcdutl               = "etcdutl"
 	Helm                  = "helm"
 	KubeAPIServer         = "kube-apiserver"
 	KubeControllerManager = "kube-controller-manager"
