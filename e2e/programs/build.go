@@ -42,7 +42,7 @@ func Package(root, program string) string {
 	switch program {
 	case ServiceMirror, Policy, Relay, Tokens:
 		// Before, each was a program of its own.
-		if _, err := os.Stat(filepath.Join(root, "cmd", program)); err != nil {
+		if _, err := os.Stat(filepath.Join(root, "cmd", program, "main.go")); err != nil {
 			program = Controllers
 		}
 	}
