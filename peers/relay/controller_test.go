@@ -667,8 +667,8 @@ func TestLeases(t *testing.T) {
 	})
 }
 
-// TestGoneCluster: objects and Lease of a cluster that is no longer configured are removed, the
-// count first.
+// TestGoneCluster: objects and Lease of a cluster that is no longer configured are removed. Agents
+// remove none of its nodes because of that.
 func TestGoneCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()

@@ -78,8 +78,7 @@ func (s *set) either() int { return len(s.desired) + len(s.exist) - s.both }
 //	                          desired or exist
 //	another node              none               at once
 //	of an earlier release     none               when all desired nodes exist, and are counted
-//	count of a gone cluster   none               at once
-//	node of a gone cluster    none               when there is no count
+//	any of a gone cluster     none               at once
 //
 // So the count is never less than the number of objects, and exceeds it while the object of a
 // desired node is missing, also one that another client has deleted, and also after a relay was
@@ -91,7 +90,7 @@ func (s *set) next(cluster, object string, counted int) (want *v1alpha1.Spec, du
 	isCount := object == v1alpha1.CountName(cluster)
 	switch {
 	case s.gone:
-		return nil, isCount || counted < 0
+		return nil, true
 	case !s.known:
 		return nil, false
 	case isCount:
@@ -115,11 +114,6 @@ func (s *set) next(cluster, object string, counted int) (want *v1alpha1.Spec, du
 func (s *set) ready(counted int) (objects []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.gone {
-		for object := range s.exist {
-			objects = append(objects, object)
-		}
-	}
 	if s.waiting && counted >= s.either() {
 		s.waiting = false
 		for object := range s.desired {
