@@ -266,6 +266,7 @@ func TestModulesShareVersions(t *testing.T) {
 		"github.com/mdlayher/socket",
 		"github.com/prometheus/client_golang", // promtool needs the API of 1.24
 		"go.uber.org/zap",                     // of Prometheus only what receives OTLP imports it
+		"k8s.io/apiextensions-apiserver",      // of v0.0.0 the control planes replace it by ours
 		"sigs.k8s.io/mcs-api",                 // of the control planes only CoreDNS imports it
 	}
 	root, kubernetes, prometheus := "..", "kubernetes", "prometheus"

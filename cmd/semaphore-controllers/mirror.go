@@ -73,9 +73,9 @@ func prepareMirror(cfg config.Mirror, log *slog.Logger) (*manager.Manager, error
 	err = m.Manage(controller, cfg.LeaderElection, cfg.Namespace, name, func() any {
 		s := controller.Status()
 		s.Version, s.Cluster, s.NotServed, s.Credentials = process.Build(), cfg.ClusterName, m.Servers.Failing(), m.CredentialChecks.Report()
-		if m.Replica.Elected() {
-			s.Election = &statuspage.Election{Leader: m.Replica.Leader()}
-			if err := m.Replica.Err(); err != nil {
+		if m.Election.Elected() {
+			s.Election = &statuspage.Election{Leader: m.Election.Leader()}
+			if err := m.Election.Err(); err != nil {
 				s.Election.Error = err.Error()
 			}
 		}

@@ -67,9 +67,9 @@ func preparePolicy(cfg config.Policy, log *slog.Logger) (*manager.Manager, error
 	controller := policy.New(settings)
 	report := func() any {
 		s := controller.Status()
-		s.Version, s.Cluster, s.Leading, s.Leader = process.Build(), cluster, m.Replica.Leads(), m.Replica.Leader()
+		s.Version, s.Cluster, s.Leading, s.Leader = process.Build(), cluster, m.Election.Leads(), m.Election.Leader()
 		s.NotServed, s.Credentials = m.Servers.Failing(), m.CredentialChecks.Report()
-		if err := m.Replica.Err(); err != nil {
+		if err := m.Election.Err(); err != nil {
 			s.ElectionError = err.Error()
 		}
 		return s
@@ -77,6 +77,6 @@ func preparePolicy(cfg config.Policy, log *slog.Logger) (*manager.Manager, error
 	if err := m.Manage(controller, cfg.LeaderElection, cfg.Namespace, lease, report); err != nil {
 		return nil, err
 	}
-	m.Registry.MustRegister(settings.Metrics, settings.Watches, policy.NewCollector(controller), m.Replica.Collector("semaphore_policy"))
+	m.Registry.MustRegister(settings.Metrics, settings.Watches, policy.NewCollector(controller), m.Election.Collector("semaphore_policy"))
 	return m, nil
 }

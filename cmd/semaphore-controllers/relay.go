@@ -41,9 +41,9 @@ func prepareRelay(cfg config.Relay, log *slog.Logger) (*manager.Manager, error) 
 	controller := relay.New(settings)
 	report := func() any {
 		s := controller.Status()
-		s.Version, s.Leading, s.Leader = process.Build(), m.Replica.Leads(), m.Replica.Leader()
+		s.Version, s.Leading, s.Leader = process.Build(), m.Election.Leads(), m.Election.Leader()
 		s.NotServed, s.Credentials = m.Servers.Failing(), m.CredentialChecks.Report()
-		if err := m.Replica.Err(); err != nil {
+		if err := m.Election.Err(); err != nil {
 			s.ElectionError = err.Error()
 		}
 		return s
@@ -51,6 +51,6 @@ func prepareRelay(cfg config.Relay, log *slog.Logger) (*manager.Manager, error) 
 	if err := m.Manage(controller, cfg.LeaderElection, cfg.Namespace, "semaphore-relay", report); err != nil {
 		return nil, err
 	}
-	m.Registry.MustRegister(settings.Metrics, settings.Watches, relay.NewCollector(controller), m.Replica.Collector("semaphore_relay"))
+	m.Registry.MustRegister(settings.Metrics, settings.Watches, relay.NewCollector(controller), m.Election.Collector("semaphore_relay"))
 	return m, nil
 }

@@ -4,6 +4,7 @@ package manager
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -12,24 +13,27 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"k8s.io/client-go/rest"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/manager/signals"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/authz"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/leader"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 )
 
-// grace bounds the shutdown of tasks after a signal.
+// grace bounds the shutdown after a signal.
 const grace = 10 * time.Second
 
 // Controller is what a Manager runs.
 type Controller interface {
 	// Tasks returns the tasks of every replica.
 	Tasks() []run.Task
-	// Lead is leader.Config.Lead.
+	// Lead does the leader's work until ctx ends.
 	Lead(ctx context.Context) error
 	// Health and Ready are those of run.ServersConfig.
 	Health() error
@@ -62,10 +66,10 @@ type Manager struct {
 
 	// Set by Manage.
 
-	Replica *leader.Replica
-	Servers run.Servers
-	Status  func() any
-	tasks   []run.Task
+	Election  *Election
+	Servers   run.Servers
+	Status    func() any
+	runnables []manager.Runnable
 }
 
 // New returns a manager. It makes no request.
@@ -113,11 +117,7 @@ func (m *Manager) Remote(r *config.Remote) (client func() (kube.Client, error), 
 func (m *Manager) Manage(c Controller, elect bool, namespace, lease string, status func() any) error {
 	m.Status = status
 	var err error
-	m.Replica, err = leader.New(leader.Config{
-		Election: elect, Leases: m.Client.Leases(namespace), Namespace: namespace, Name: lease, Listen: m.cfg.ListenAddress,
-		Lead: c.Lead, Logger: m.cfg.Logger,
-	})
-	if err != nil {
+	if m.Election, err = newElection(m.Access, elect, namespace, lease, m.cfg.ListenAddress, m.cfg.Logger); err != nil {
 		return err
 	}
 	servers := run.ServersConfig{
@@ -128,15 +128,68 @@ func (m *Manager) Manage(c Controller, elect bool, namespace, lease string, stat
 		servers.Guard = authz.New(m.Client, m.cfg.Logger).Wrap
 	}
 	m.Servers = run.NewServers(servers)
-	m.tasks = append(append(m.Servers.Tasks(), c.Tasks()...), m.Replica)
+	for _, task := range append(m.Servers.Tasks(), c.Tasks()...) {
+		m.runnables = append(m.runnables, everywhere{task})
+	}
+	m.runnables = append(m.runnables, manager.RunnableFunc(func(ctx context.Context) error {
+		return ended(ctx, "leader's work", m.Election.lead(ctx, c.Lead))
+	}))
 	return nil
 }
 
-// Run runs the program until it is terminated.
+// everywhere is a task of every replica.
+type everywhere struct{ run.Task }
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (everywhere) NeedLeaderElection() bool { return false }
+
+// Start implements manager.Runnable.
+func (e everywhere) Start(ctx context.Context) error { return ended(ctx, e.String(), e.Run(ctx)) }
+
+// ended returns the error of a task that has returned err, which ends the program.
+func ended(ctx context.Context, task string, err error) error {
+	switch {
+	case ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)):
+		return nil
+	case err == nil:
+		return fmt.Errorf("%s: ended by itself", task)
+	default:
+		return fmt.Errorf("%s: %w", task, err)
+	}
+}
+
+// Run runs the program until it is terminated, or the leader election is lost.
 func (m *Manager) Run() error {
 	m.cfg.Logger.Info("starting", "version", process.Build(), "cluster", m.cfg.Cluster, "remotes", len(m.cfg.Remotes))
 	defer process.Ballast()()
-	return run.Run(context.Background(), m.cfg.Logger, grace, m.tasks...)
+	ctrllog.SetLogger(run.ClientLog(m.cfg.Logger))
+	ctx := signals.SetupSignalHandler()
+	defer context.AfterFunc(ctx, func() { m.cfg.Logger.Info("shutting down", "grace", grace) })()
+	return m.start(ctx)
+}
+
+// start runs the program until ctx ends, or the leader election is lost. The process must exit
+// then: its pending writes must not reach the next leader's objects.
+func (m *Manager) start(ctx context.Context) error {
+	all, err := manager.New(m.Access, manager.Options{
+		LeaderElection: m.Election.Elected(), LeaderElectionResourceLockInterface: m.Election,
+		// Its servers lack the bounds of run.Servers, their socket, and another try to listen.
+		Metrics: server.Options{BindAddress: "0"}, HealthProbeBindAddress: "0",
+		GracefulShutdownTimeout: new(grace), Logger: run.ClientLog(m.cfg.Logger),
+		// All runnables end at once, not one group after the other.
+		BaseContext: func() context.Context { return ctx },
+	})
+	if err != nil {
+		return err
+	}
+	for _, r := range m.runnables {
+		if err := all.Add(r); err != nil {
+			return err
+		}
+	}
+	err = all.Start(ctx)
+	m.Election.release(context.WithoutCancel(ctx))
+	return err
 }
 
 // Runner returns a function that runs the manager which prepare returns for a configuration.
