@@ -183,7 +183,7 @@ func (o *Overrides[K]) sweep(now time.Time) {
 		return
 	}
 	o.swept = now
-	o.forget(func(w *written) bool { return !w.recent(now) && !(w.returned() && now.Sub(w.at) < 2*Calm) })
+	o.forget(func(w *written) bool { return !w.recent(now) && (!w.returned() || now.Sub(w.at) >= 2*Calm) })
 	if o.count >= manyWrites {
 		o.forget(func(w *written) bool { return !w.open(now) })
 	}
