@@ -80,7 +80,11 @@ type claim struct {
 // what was accepted from them.
 func newAssignment(before Accepted, nodes []*Node, sound []bool, rules *Rules) *assignment {
 	s := &assignment{before: before, rules: rules, nodes: nodes}
-	claims := make([]claim, 0, len(nodes))
+	count := 0
+	for _, n := range nodes {
+		count += len(n.prefixes)
+	}
+	claims := make([]claim, 0, count)
 	for i, n := range nodes {
 		for _, p := range n.prefixes {
 			if within(p, rules.Subnets) {
