@@ -478,6 +478,8 @@ func (a *agent) cleanup(ctx context.Context) error {
 	errs = append(errs, err)
 	_, err = a.table.Fence(ctx, nil)
 	errs = append(errs, err)
+	_, err = a.table.RemoveCopies(ctx)
+	errs = append(errs, err)
 	_, err = a.filter.Sync(ctx, routes.Ruleset{})
 	errs = append(errs, err)
 	_, err = routes.SyncICMP(ctx, a.log, nil)

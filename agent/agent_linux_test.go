@@ -140,7 +140,7 @@ func TestAgentAlone(t *testing.T) {
 		go func() { done <- task.Run(ctx) }()
 	}
 	polltest.Until(t, time.Minute, "devices and routes", func() bool {
-		found, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: 115}, netlink.RT_FILTER_PROTOCOL)
+		found, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: 115, Table: routes.OwnTable}, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
 		return err == nil && len(found) == 4 && a.remotes[0].present() && a.remotes[1].present()
 	})
 	// Unreachable remotes don't make a node unready.

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -47,8 +48,17 @@ func (a *agent) syncFilter(ctx context.Context) error {
 	}
 	a.filterMu.Lock()
 	defer a.filterMu.Unlock()
+	shared := make([]*[]netip.Prefix, len(a.remotes))
+	for i, r := range a.remotes {
+		shared[i] = r.shared.Load()
+	}
 	rules := a.ruleset()
 	changed, err := a.filter.Sync(ctx, rules)
+	for i, r := range a.remotes {
+		if r.exempt.Swap(shared[i]) != shared[i] {
+			r.peering.Fire()
+		}
+	}
 	a.noteTranslation(ctx, rules)
 	if !changed && err == nil {
 		a.filterStatus(ctx)

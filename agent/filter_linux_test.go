@@ -211,25 +211,16 @@ func TestStopsHaveATime(t *testing.T) {
 	}
 }
 
-// Without nf_tables in the kernel only the packet filter fails, which is reported.
+// Without nf_tables in the kernel the agent doesn't start, and removes what there is.
 func TestNodeWithoutNetfilter(t *testing.T) {
 	nstest.Root(t)
-	a, err := newAgent(testConfig(t), slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.close()
-	err = nstest.WithoutNetfilter(nil, func() error {
-		if err := a.syncFilter(t.Context()); !errors.Is(err, routes.ErrNoFilter) {
-			t.Errorf("error %v, want %v", err, routes.ErrNoFilter)
+	err := nstest.WithoutNetfilter(nil, func() error {
+		cfg := testConfig(t)
+		if err := serve(cfg, slog.New(slog.DiscardHandler)); !errors.Is(err, routes.ErrNoFilter) || !strings.Contains(err.Error(), "nft_fib_inet") {
+			t.Errorf("it ends with %v", err)
 		}
-		source, exit, _, _ := a.filterStatus(t.Context())
-		for _, rep := range []statuspage.Filter{source, exit} {
-			if rep.State != statuspage.FilterNotEnforced || !strings.Contains(rep.Error, "nf_tables") {
-				t.Errorf("%+v", rep)
-			}
-		}
-		return errors.Join(a.syncRoutes(t.Context()), a.cleanup(t.Context()))
+		cfg.Cleanup = true
+		return serve(cfg, slog.New(slog.DiscardHandler))
 	})
 	// Only the unreachable API server may fail.
 	if err == nil || strings.Contains(err.Error(), "nf_tables") {

@@ -10,9 +10,8 @@ import (
 
 // newMonitor returns a monitor that triggers the loops on events of the kernel.
 func (a *agent) newMonitor() *routes.Monitor {
-	cfg := routes.MonitorConfig{Logger: a.log, Source: a.mayBeSource, Subnets: a.cfg.PodSubnetsMap.Virtuals()}
+	cfg := routes.MonitorConfig{Logger: a.log, Source: a.mayBeSource}
 	for _, r := range a.remotes {
-		cfg.Subnets = append(cfg.Subnets, r.cfg.PodSubnets...)
 		cfg.Devices = append(cfg.Devices, r.device.Name())
 	}
 	cfg.Notify = func(c routes.Concern) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
+	"github.com/kube-semaphore/kube-semaphore/routes"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
@@ -31,6 +32,9 @@ func runReach(args []string) int {
 	if request.Kernel {
 		if kernel, err := tunnel.Supported(); err == nil {
 			result.Kernel = &kernel
+		}
+		if err := routes.RequireFilter(ctx); err != nil {
+			result.NoFilter = err.Error()
 		}
 	}
 	code := process.ExitWell

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -39,11 +38,12 @@ type remote struct {
 
 	// fenced is set once the policy rules of its subnets were installed since start.
 	fenced atomic.Bool
-	// passable is set once the tunnel's own packets pass these rules.
-	passable atomic.Bool
-	// shared are its pod subnets with nodes inside, and routed those that the routes were
-	// last synced for; nil: not since start.
-	shared, routed atomic.Pointer[[]netip.Prefix]
+	// passable is set once the tunnel's own packets pass these rules, routed once routes and rules
+	// were synced since start, if only in part.
+	passable, routed atomic.Bool
+	// shared are its pod subnets with nodes inside, and exempt those that the packet filter was
+	// last synced with; nil: not since start.
+	shared, exempt atomic.Pointer[[]netip.Prefix]
 
 	failed atomic.Bool // see unreachable
 
@@ -61,11 +61,7 @@ func (r *remote) unreachable() bool {
 func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, error) {
 	r := &remote{agent: a, cfg: cfg, linking: reconcile.NewTrigger(), peering: reconcile.NewTrigger(), handshaking: reconcile.NewTrigger(), renewing: reconcile.NewTrigger()}
 	r.deviceRepairs, r.peerRepairs = a.newRepairs("device "+cfg.Name), a.newRepairs("peers "+cfg.Name)
-	// As an earlier process has left them: the remote's nodes may not be on disk yet.
-	apart, err := a.table.Apart(cfg.PodSubnets)
-	if err != nil {
-		return nil, err
-	}
+	var err error
 	r.device, err = tunnel.Open(tunnel.Config{
 		Name:       tunnel.DeviceName(cfg.Name),
 		Alias:      tunnel.Alias(cfg.Name),
@@ -95,10 +91,7 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 	})
 	shared := []netip.Prefix{}
 	if a.cfg.Mark != 0 {
-		restored := peers.Around(cfg.PodSubnets, r.controller.State().Restored)
-		shared = slices.DeleteFunc(slices.Clone(cfg.PodSubnets), func(s netip.Prefix) bool {
-			return !slices.Contains(apart, s) && !slices.Contains(restored, s)
-		})
+		shared = peers.Around(cfg.PodSubnets, r.controller.State().Restored)
 	}
 	r.shared.Store(&shared)
 	return r, nil

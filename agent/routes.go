@@ -20,27 +20,22 @@ func (a *agent) syncRoutes(ctx context.Context) error {
 	if err := a.findRemoved(); err != nil {
 		return err
 	}
-	apart, shared := a.apart()
-	// No route leads packets to a remote before the exit filter watches them, and no node
-	// inside a pod subnet becomes a peer before its packets are exempt. Its own loop reports a
-	// failure.
-	for i, r := range a.remotes {
-		if r.routed.Load() != shared[i] || !a.translates() {
-			_ = a.syncFilter(ctx)
-			break
-		}
+	// No route leads packets to a remote before the exit filter watches them. Its own loop
+	// reports a failure.
+	if !a.translates() || slices.ContainsFunc(a.remotes, func(r *remote) bool { return !r.exempted() }) {
+		_ = a.syncFilter(ctx)
 	}
 	want, err := a.wantedRoutes()
 	errs := []error{err}
-	var changes routes.Changes
+	var changes, copies routes.Changes
 	if want != nil {
-		changes, err = a.table.Sync(ctx, want, apart...)
+		changes, err = a.table.Sync(ctx, want)
 		errs = append(errs, err)
 	}
 	// The rules come second: once one is installed, only our own table decides.
 	fenced, err := a.table.Fence(ctx, a.guarded())
 	a.noteGuards(fenced.Subnets)
-	for i, r := range a.remotes {
+	for _, r := range a.remotes {
 		missing := func(s netip.Prefix) bool { return !slices.Contains(fenced.Subnets, s) }
 		if !slices.ContainsFunc(r.cfg.PodSubnets, missing) {
 			r.fenced.Store(true)
@@ -49,27 +44,20 @@ func (a *agent) syncRoutes(ctx context.Context) error {
 		if !slices.ContainsFunc(r.cfg.PodSubnets, barred) {
 			r.passable.Store(true)
 		}
-		if r.routed.Swap(shared[i]) != shared[i] {
+		if !r.routed.Swap(true) {
 			r.peering.Fire()
 		}
 	}
-	err = errors.Join(append(errs, err)...)
-	changed := changes != routes.Changes{} || fenced.Changes != routes.Changes{}
-	return errors.Join(err, a.routeRepairs.note(time.Now(), []any{want, apart, a.guarded()}, changed, err))
-}
-
-// apart returns the subnets whose routes may not be in the main table, by remote, see
-// [routes.Table.Sync].
-func (a *agent) apart() (all []netip.Prefix, of []*[]netip.Prefix) {
-	for _, r := range a.remotes {
-		shared := r.shared.Load()
-		all, of = append(all, *shared...), append(of, shared)
+	if err = errors.Join(append(errs, err)...); err == nil {
+		copies, err = a.table.RemoveCopies(ctx)
 	}
-	return all, of
+	changed := changes != routes.Changes{} || fenced.Changes != routes.Changes{} || copies != routes.Changes{}
+	return errors.Join(err, a.routeRepairs.note(time.Now(), []any{want, a.guarded()}, changed, err))
 }
 
 // findShared finds the pod subnets that contain published endpoints of the remote's nodes,
-// before those are accepted. It reports whether the routes are as these need.
+// before those are accepted. It reports whether the packet filter exempts their packets, and the
+// policy rules were synced since start.
 func (r *remote) findShared() bool {
 	if nodes, synced := r.nodes.Snapshot(); synced && r.agent.cfg.Mark != 0 {
 		found := peers.Shared(r.cfg.PodSubnets, nodes)
@@ -77,12 +65,15 @@ func (r *remote) findShared() bool {
 			r.shared.Store(&found)
 		}
 	}
-	if r.routed.Load() != r.shared.Load() {
-		r.agent.routing.Fire()
+	if !r.exempted() {
+		r.agent.filterTrigger.Fire()
 		return false
 	}
-	return true
+	return r.routed.Load()
 }
+
+// exempted reports whether the packet filter was last synced with the remote's shared subnets.
+func (r *remote) exempted() bool { return r.exempt.Load() == r.shared.Load() }
 
 // wantedRoutes returns the routes that all remotes need. With an error they may be nil:
 // then all routes are retained.

@@ -18,6 +18,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
+	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
 // grace bounds the shutdown of tasks after a signal.
@@ -49,6 +50,9 @@ func serve(cfg config.Wireguard, log *slog.Logger) (err error) {
 			a.removeUnfinished()
 			return a.cleanup(context.Background())
 		})
+	}
+	if err := routes.RequireFilter(context.Background()); err != nil {
+		return err
 	}
 	// The agent handles no packets: memory matters more than the time of collections.
 	process.LimitGarbage(garbage)

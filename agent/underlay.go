@@ -47,7 +47,10 @@ func (a *agent) fitMTUs(context.Context) error {
 		}
 		r.fitMTU(own)
 	}
-	shared, _ := a.apart()
+	var shared []netip.Prefix
+	for _, r := range a.remotes {
+		shared = append(shared, *r.shared.Load()...)
+	}
 	links := a.underlay.Links(func(to netip.Addr) bool {
 		return to.Is4() && slices.ContainsFunc(shared, func(s netip.Prefix) bool { return s.Contains(to) })
 	})

@@ -25,7 +25,7 @@ func (w *watcher) concerns(msg syscall.NetlinkMessage) Concern {
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
 		return ofRule(msg.Data)
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		return w.ofRoute(msg.Data)
+		return ofRoute(msg.Data)
 	default:
 		return 0
 	}
@@ -87,7 +87,8 @@ func ofRule(data []byte) Concern {
 	return 0
 }
 
-func (w *watcher) ofRoute(data []byte) Concern {
+// ofRoute recognizes our routes by their protocol, and those in our own table.
+func ofRoute(data []byte) Concern {
 	if len(data) < unix.SizeofRtMsg {
 		return ConcernRoutes
 	}
@@ -95,21 +96,8 @@ func (w *watcher) ofRoute(data []byte) Concern {
 	if header.Protocol == Protocol {
 		return ConcernRoutes
 	}
-	attrs, err := nl.ParseRouteAttr(data[unix.SizeofRtMsg:])
-	if err != nil {
-		return ConcernRoutes
-	}
-	table, to := uint32(header.Table), netip.Prefix{}
-	for _, attr := range attrs {
-		switch {
-		case attr.Attr.Type == unix.RTA_DST:
-			addr, _ := netip.AddrFromSlice(attr.Value)
-			to = netip.PrefixFrom(addr, int(header.Dst_len))
-		case attr.Attr.Type == unix.RTA_TABLE && len(attr.Value) == 4:
-			table = nl.NativeEndian().Uint32(attr.Value)
-		}
-	}
-	if table == OwnTable || table == unix.RT_TABLE_MAIN && slices.Contains(w.Subnets, to) {
+	// Numbers above 255 are in an attribute.
+	if table, ok := attribute(data, unix.SizeofRtMsg, unix.RTA_TABLE); !ok || len(table) == 4 && nl.NativeEndian().Uint32(table) == OwnTable {
 		return ConcernRoutes
 	}
 	return 0

@@ -13,7 +13,7 @@ import (
 const FilterTable = "semaphore-wireguard"
 
 // ErrNoFilter means that the kernel can't filter packets, because it lacks nf_tables or a
-// part of it. Only origins need nft_fib_inet.
+// part of it. Only nodes inside pod subnets need nft_fib_inet. See [RequireFilter].
 var ErrNoFilter = errors.New("the kernel lacks nf_tables, or its part nft_fib_inet")
 
 // Origin is where packets of one remote cluster arrive.

@@ -150,6 +150,16 @@ func (f *Filter) Status(ctx context.Context, ruleset Ruleset) (State, error) {
 	return s, nil
 }
 
+// RequireFilter returns an error if the kernel has no nf_tables, without which nothing would keep
+// packets that another program leads past the tunnel from leaving in plaintext. Other errors, as of
+// a missing capability, are those of [Filter.Sync].
+func RequireFilter(ctx context.Context) error {
+	if _, err := readTable(ctx); errors.Is(err, ErrNoFilter) {
+		return fmt.Errorf("nf_tables is required: %w: load its modules nf_tables and nft_fib_inet, or build them in", err)
+	}
+	return nil
+}
+
 // dialFilter opens a connection to nf_tables in the network namespace of the calling
 // thread. It is for one operation, so that unread responses of a failed one are dropped.
 func dialFilter(ctx context.Context) (*netlink.Conn, error) {

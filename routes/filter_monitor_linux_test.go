@@ -50,11 +50,14 @@ func TestFlushedFilterIsBackWithinASecond(t *testing.T) {
 	}
 }
 
-// Without nf_tables only the filter fails, with its error.
+// Without nf_tables, which is required, only the filter fails, with its error.
 func TestKernelWithoutNetfilter(t *testing.T) {
 	host := nstest.New(t)
 	err := nstest.WithoutNetfilter(host, func() error {
 		f := newFilter(t)
+		if err := RequireFilter(t.Context()); !errors.Is(err, ErrNoFilter) {
+			t.Errorf("required: %v", err)
+		}
 		_, syncErr := f.Sync(t.Context(), rulesetOf(gcpOrigin()))
 		enforced, lookErr := enforces(t, gcpOrigin())
 		_, removeErr := f.Sync(t.Context(), Ruleset{})

@@ -47,7 +47,7 @@ func TestFilterBesideTheKernelsWireGuard(t *testing.T) {
 
 	var received atomic.Int64
 	must(t, host.Do(func() error {
-		mustSync(t, newTable(t), Desired(prefixes(subnet4, subnet6), link(t, "wireguard.gcp").Attrs().Index, nil))
+		mustRoute(t, newTable(t), Desired(prefixes(subnet4, subnet6), link(t, "wireguard.gcp").Attrs().Index, nil))
 		mustFilter(t, gcpOrigin())
 		addAddress(t, "eth0", "2001:db8::1/64")
 		socket, err := net.ListenPacket("udp", ":7")

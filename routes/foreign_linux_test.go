@@ -6,8 +6,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 )
 
 // Foreign routes to a remote pod subnet, to a part of one, and through rules after ours
@@ -67,36 +65,20 @@ func TestForeignRoutesTakeNoPacket(t *testing.T) {
 	in(func() { must(t, netlink.LinkDel(link(t, "wireguard.gcp"))) })
 	closed("without the device")
 	in(func() {
-		for _, number := range []int{OwnTable, unix.RT_TABLE_MAIN} {
-			var ours []netlink.Route
-			must(t, table.dump(number, true, func(msg *netlink.Route) { ours = append(ours, *msg) }))
-			for i := range ours {
-				must(t, netlink.RouteDel(&ours[i]))
-			}
-		}
+		mustFilter(t, gcpOrigin())
+		must(t, flushOurs(OwnTable))
 	})
-	closed("without any route of ours")
+	closed("without any route of ours, by the exit filter")
+	in(func() { mustFence(t, table) })
+	closed("without any route or rule of ours, by the exit filter")
 	// Foreign routes are left in place.
 	mustSync(t, table, nil)
-	_, err = table.Fence(t.Context(), nil)
-	must(t, err)
+	in(func() {
+		_, err := newFilter(t).Sync(t.Context(), Ruleset{})
+		must(t, err)
+	})
 	n.probe(t, targets)
 	if leaked := n.capture.leaked(t, n); leaked != 2*len(targets) {
 		t.Errorf("%d packets were seen after ours had gone, want %d", leaked, 2*len(targets))
 	}
-}
-
-// When rules are flushed, too, our routes in the main table apply, unless a foreign route
-// is in the way.
-func TestRoutesHoldWithoutRules(t *testing.T) {
-	nstest.Run(t, func(t *testing.T) {
-		table := newTable(t)
-		wg := addDevice(t, "wireguard.gcp")
-		mustSync(t, table, Desired(prefixes(subnet4, subnet6), wg, nil))
-		for _, to := range []string{subnet4, subnet6} {
-			if got := shown(t, table, to); len(got) != 2 {
-				t.Errorf("the main table has %q", got)
-			}
-		}
-	})
 }

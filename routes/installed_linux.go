@@ -7,43 +7,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Installed returns our installed routes, and foreign routes through a device to a prefix
-// of want, as the original tool leaves them. Those of our own table come first.
+// Installed returns our installed routes. Before [Table.RemoveCopies] has succeeded these
+// include the ones of earlier releases in the main table, and foreign routes there through a
+// device to a prefix of want, as the original tool leaves them. Those of our own table come first.
 func (t *Table) Installed(want []Route) ([]Route, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var all []Route
-	for _, number := range []int{OwnTable, unix.RT_TABLE_MAIN} {
-		found, err := t.read(number, want)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, found.ours...)
-		for _, others := range found.foreign {
-			for i := range others {
-				if r := fromMessage(&others[i]); others[i].Type == unix.RTN_UNICAST && others[i].Gw == nil && r.Device != 0 {
-					all = append(all, r)
-				}
+	own, err := t.read(nil)
+	if err != nil || t.settled {
+		return own.ours, err
+	}
+	prefixes := make(map[netip.Prefix]int, len(want))
+	for _, r := range want {
+		prefixes[r.Prefix] = 0
+	}
+	main, err := t.snapshot(unix.RT_TABLE_MAIN, prefixes)
+	all := slices.Concat(own.ours, main.ours)
+	for _, others := range main.foreign {
+		for i := range others {
+			if r := fromMessage(&others[i]); others[i].Type == unix.RTN_UNICAST && others[i].Gw == nil && r.Device != 0 {
+				all = append(all, r)
 			}
 		}
 	}
-	return all, nil
-}
-
-// Apart returns those of the subnets whose routes, of an earlier process, are in our own table
-// only, see [Table.Sync].
-func (t *Table) Apart(subnets []netip.Prefix) ([]netip.Prefix, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	own, err := t.read(OwnTable, nil)
-	if err != nil {
-		return nil, err
-	}
-	main, err := t.read(unix.RT_TABLE_MAIN, nil)
-	guards := func(s snapshot, subnet netip.Prefix) bool {
-		return slices.ContainsFunc(s.ours, func(r Route) bool { return r.Guard && r.Prefix == subnet.Masked() })
-	}
-	return slices.DeleteFunc(slices.Clone(subnets), func(s netip.Prefix) bool { return !guards(own, s) || guards(main, s) }), err
+	return all, err
 }
 
 // Sources returns the preferred source addresses of installed routes, at most one per

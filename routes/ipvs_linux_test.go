@@ -68,7 +68,7 @@ func TestHostReachesRemotePodsThroughIPVS(t *testing.T) {
 		table := newTable(t)
 		targets := []Target{{Device: link(t, "wireguard.gcp").Attrs().Index, Subnets: prefixes(subnet4, subnet6)}}
 		must(t, netlink.LinkSetAlias(link(t, "wireguard.gcp"), tunnel.Alias("gcp")))
-		mustSync(t, table, Desired(targets[0].Subnets, targets[0].Device, src))
+		mustRoute(t, table, Desired(targets[0].Subnets, targets[0].Device, src))
 
 		cases := []struct{ clusterIP, pod, want netip.Addr }{
 			{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("10.4.1.1"), netip.MustParseAddr("10.1.3.1")},

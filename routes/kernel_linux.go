@@ -44,27 +44,26 @@ type snapshot struct {
 // occupied reports whether there is a route for r to replace.
 func (s snapshot) occupied(r Route) bool { return s.slots[r.slot()] }
 
-// read returns a snapshot of a table: all our routes and, unless they include all wanted
-// ones, foreign routes with the prefix of a wanted one. The main table of a router may
-// have hundreds of thousands of other routes.
-func (t *Table) read(table int, want []Route) (snapshot, error) {
+// read returns a snapshot of our own table: our routes, and foreign ones with the prefix of a
+// wanted one.
+func (t *Table) read(want []Route) (snapshot, error) {
 	device := make(map[netip.Prefix]int, len(want))
 	for _, r := range want {
 		device[r.Prefix] = max(device[r.Prefix], r.Device)
 	}
-	ours := table != OwnTable // list only our routes; the own table is small
-	for attempt := 1; ; attempt++ {
-		s := snapshot{foreign: make(map[netip.Prefix][]netlink.Route), slots: make(map[slot]bool)}
-		err := t.dump(table, ours, func(msg *netlink.Route) { s.add(msg, device) })
-		switch missing, _ := Diff(s.ours, want); {
-		case err == nil && (!ours || len(missing) == 0):
-			return s, nil
-		case err == nil:
-			ours, attempt = false, 0
-		case !errors.Is(err, netlink.ErrDumpInterrupted) || attempt == dumpAttempts:
-			return snapshot{}, fmt.Errorf("read routing table: %w", err)
-		}
+	return t.snapshot(OwnTable, device)
+}
+
+func (t *Table) snapshot(table int, device map[netip.Prefix]int) (snapshot, error) {
+	var s snapshot
+	_, err := retryInterrupted(func() ([]struct{}, error) {
+		s = snapshot{foreign: make(map[netip.Prefix][]netlink.Route), slots: make(map[slot]bool)}
+		return nil, t.dump(table, false, func(msg *netlink.Route) { s.add(msg, device) })
+	})
+	if err != nil {
+		return snapshot{}, fmt.Errorf("read routing table: %w", err)
 	}
+	return s, nil
 }
 
 // dump calls add for the routes of a table, or only for ours. Kernels before 4.20 don't
@@ -118,14 +117,14 @@ func takesPrecedence(foreign *netlink.Route, want Route) bool {
 	return uint32(foreign.Priority) <= want.metric()
 }
 
-// message returns the rtnetlink form of r in a table.
-func message(table int, r Route) *netlink.Route {
+// message returns the rtnetlink form of r in our own table.
+func message(r Route) *netlink.Route {
 	msg := &netlink.Route{
 		Dst: &net.IPNet{
 			IP:   r.Prefix.Addr().AsSlice(),
 			Mask: net.CIDRMask(r.Prefix.Bits(), r.Prefix.Addr().BitLen()),
 		},
-		Table:     table,
+		Table:     OwnTable,
 		Protocol:  Protocol,
 		Type:      unix.RTN_UNICAST,
 		Scope:     unix.RT_SCOPE_LINK,
@@ -156,7 +155,7 @@ func fromMessage(msg *netlink.Route) Route {
 // returns it. State that the kernel adds, such as "linkdown" of a device without carrier,
 // is ignored.
 func canonical(msg *netlink.Route, r Route) bool {
-	want := message(msg.Table, r)
+	want := message(r)
 	return msg.Type == want.Type &&
 		uint32(msg.Priority) == r.metric() &&
 		(r.Prefix.Addr().Is6() || msg.Scope == want.Scope) && // IPv6 has no scopes

@@ -38,7 +38,7 @@ func TestNothingLeavesThroughTheDefaultRouteWhenTheDeviceIsGone(t *testing.T) {
 		device = addDevice(t, "wireguard.gcp")
 		return nil
 	})
-	mustSync(t, table, Desired(prefixes(subnet4, subnet6), device, nil))
+	mustRoute(t, table, Desired(prefixes(subnet4, subnet6), device, nil))
 	n.probe(t, targets)
 	if leaked := n.capture.leaked(t, n); leaked != 0 {
 		t.Errorf("%d packets leaked past the device", leaked)

@@ -68,8 +68,7 @@ type MonitorConfig struct {
 	// Notify is called on the goroutine of Run and must not block. It carries no state:
 	// the receiver reads the kernel.
 	Notify  func(Concern)
-	Subnets []netip.Prefix // the remote pod subnets
-	Devices []string       // names of our links
+	Devices []string // names of our links
 	// Source reports whether adding or removing an address may change the source of
 	// routes; nil: always.
 	Source func(netip.Addr) bool
@@ -82,8 +81,7 @@ type MonitorConfig struct {
 //     it the kernel removes routes, without an event for them;
 //   - when an address changed, was added or removed: with it the kernel removes IPv4
 //     routes with that source, and the source of IPv6 routes;
-//   - when one of our routes changed, or one in our table, or any route to a remote pod
-//     subnet, which may have replaced ours;
+//   - when one of our routes changed, or one in our table;
 //   - when one of our policy rules was added or removed;
 //   - after each subscription, because earlier events are unknown.
 //

@@ -27,24 +27,12 @@ const repairTime = time.Minute
 
 func TestDisturbedRoutesAreRepairedWithinASecond(t *testing.T) {
 	tests := map[string]func(t *testing.T, table *Table){
-		"all routes of ours deleted": func(t *testing.T, table *Table) {
-			var ours []netlink.Route
-			for _, number := range []int{OwnTable, unix.RT_TABLE_MAIN} {
-				must(t, table.dump(number, true, func(msg *netlink.Route) { ours = append(ours, *msg) }))
-			}
-			for i := range ours {
-				must(t, netlink.RouteDel(&ours[i]))
-			}
+		"all routes of ours deleted": func(t *testing.T, _ *Table) {
+			must(t, flushOurs(OwnTable))
 		},
 		"guard deleted": func(t *testing.T, table *Table) {
 			for _, dst := range installed(t, table) {
-				must(t, netlink.RouteDel(&netlink.Route{Dst: dst, Type: unix.RTN_UNREACHABLE, Priority: guardMetric}))
-			}
-		},
-		"route taken back by the original tool": func(t *testing.T, table *Table) {
-			gcp := link(t, "wireguard.gcp").Attrs().Index
-			for _, dst := range installed(t, table) {
-				must(t, netlink.RouteReplace(&netlink.Route{LinkIndex: gcp, Dst: dst, Scope: netlink.SCOPE_LINK}))
+				must(t, netlink.RouteDel(&netlink.Route{Dst: dst, Type: unix.RTN_UNREACHABLE, Priority: guardMetric, Table: OwnTable}))
 			}
 		},
 		"device down and up": func(t *testing.T, _ *Table) {
@@ -89,7 +77,7 @@ func testRepair(t *testing.T, subnet string, disturb func(t *testing.T, table *T
 			mustSync(t, table, Desired(prefixes(subnet), device, src))
 		}
 		pass()
-		monitor := NewMonitor(MonitorConfig{Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Subnets: prefixes(subnet), Devices: []string{"wireguard.gcp"}})
+		monitor := NewMonitor(MonitorConfig{Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Devices: []string{"wireguard.gcp"}})
 		events := start(t, monitor)
 		quiet(t, events)
 
@@ -109,7 +97,7 @@ func testRepair(t *testing.T, subnet string, disturb func(t *testing.T, table *T
 // installed returns the destinations of our guards.
 func installed(t *testing.T, table *Table) (to []*net.IPNet) {
 	t.Helper()
-	must(t, table.dump(unix.RT_TABLE_MAIN, true, func(msg *netlink.Route) {
+	must(t, table.dump(OwnTable, true, func(msg *netlink.Route) {
 		if msg.Protocol == Protocol && msg.Type == unix.RTN_UNREACHABLE {
 			to = append(to, msg.Dst)
 		}
@@ -126,22 +114,17 @@ func repaired(t *testing.T, table *Table, subnet string) bool {
 	}
 	src, err := Source(prefixes("10.1.3.0/24", "fd01:0:0:3::/64"))
 	must(t, err)
-	for _, number := range []int{OwnTable, unix.RT_TABLE_MAIN} {
-		have, err := table.read(number, nil)
-		must(t, err)
-		add, remove := Diff(have.ours, Desired(prefixes(subnet), l.Attrs().Index, src))
-		if len(add)+len(remove) > 0 {
-			return false
-		}
-	}
-	return true
+	have, err := table.read(nil)
+	must(t, err)
+	add, remove := Diff(have.ours, Desired(prefixes(subnet), l.Attrs().Index, src))
+	return len(add)+len(remove) == 0
 }
 
 func TestMonitorIgnoresUnrelatedRoutes(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		eth0 := addDevice(t, "eth0")
 		events := start(t, NewMonitor(MonitorConfig{
-			Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Subnets: prefixes(subnet4, subnet6),
+			Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 			// Links get link-local addresses asynchronously.
 			Source: func(netip.Addr) bool { return false },
 		}))
@@ -152,14 +135,14 @@ func TestMonitorIgnoresUnrelatedRoutes(t *testing.T) {
 		addRoute(t, netlink.Route{LinkIndex: eth0, Protocol: unix.RTPROT_BIRD}, "::/0")
 		select {
 		case <-events:
-			t.Error("notified of foreign routes to other prefixes")
+			t.Error("notified of foreign routes")
 		case <-time.After(100 * time.Millisecond):
 		}
-		addRoute(t, netlink.Route{LinkIndex: eth0, Protocol: unix.RTPROT_BIRD, Scope: unix.RT_SCOPE_LINK}, subnet4)
+		addRoute(t, netlink.Route{LinkIndex: eth0, Protocol: unix.RTPROT_BIRD, Scope: unix.RT_SCOPE_LINK, Table: OwnTable}, subnet4)
 		select {
 		case <-events:
 		case <-time.After(repairTime):
-			t.Error("not notified of a foreign route to a watched prefix")
+			t.Error("not notified of a foreign route in our own table")
 		}
 	})
 }
@@ -202,7 +185,7 @@ func TestMonitorRenewsASubscriptionThatLostEvents(t *testing.T) {
 }
 
 func TestMonitorNotifiesOfInvalidEvents(t *testing.T) {
-	monitor := NewMonitor(MonitorConfig{Logger: slog.New(slog.DiscardHandler), Subnets: prefixes(subnet4)})
+	monitor := NewMonitor(MonitorConfig{Logger: slog.New(slog.DiscardHandler)})
 	tests := map[string]struct {
 		kind uint16
 		data []byte
@@ -236,7 +219,7 @@ func TestMonitorClassifiesEvents(t *testing.T) {
 		eth0 := addDevice(t, "eth0")
 		source := netip.MustParseAddr("10.1.3.1")
 		monitor := NewMonitor(MonitorConfig{
-			Logger: slog.New(slog.DiscardHandler), Subnets: prefixes(subnet4, subnet6), Devices: []string{"wireguard.gcp"},
+			Logger: slog.New(slog.DiscardHandler), Devices: []string{"wireguard.gcp"},
 			Source: func(a netip.Addr) bool { return a == source },
 		})
 		socket, err := monitor.subscribe()
@@ -267,7 +250,7 @@ func TestMonitorClassifiesEvents(t *testing.T) {
 			{"a route to a part, IPv4", func() { add(foreign("10.4.9.0/24", 0)) }, 0},
 			{"a route to a part, IPv6", func() { add(foreign("fd04:0:0:9::/64", 0)) }, 0},
 			{"the same in a table of others", func() { add(foreign("10.4.9.0/24", 99)) }, 0},
-			{"a route to all of it", func() { add(foreign(subnet4, 0)) }, ConcernRoutes},
+			{"a route to all of it", func() { add(foreign(subnet4, 0)) }, 0},
 			{"a route in our table", func() { add(foreign("10.9.0.0/16", OwnTable)) }, ConcernRoutes},
 			{"a rule of others", func() { must(t, netlink.RuleAdd(rule(0))) }, 0},
 			{"a rule of ours", func() { must(t, netlink.RuleAdd(rule(Protocol))) }, ConcernRoutes},

@@ -71,22 +71,29 @@ func mustSync(t *testing.T, table *Table, want []Route) Changes {
 	return changes
 }
 
-// shown lists all routes to the prefixes in the main table, in the kernel's order. Exactly
-// ours must be in our own table as well.
-func shown(t *testing.T, table *Table, to ...string) []string {
+// mustRoute installs routes, and the rules that lead packets to them.
+func mustRoute(t *testing.T, table *Table, want []Route) {
 	t.Helper()
-	lines := list(t, table, unix.RT_TABLE_MAIN, to...)
-	for _, line := range lines {
-		if strings.Contains(line, "protocol 115") && !slices.Contains(own(t, table, to...), line) {
-			t.Errorf("our own table has %q, and not %q", own(t, table, to...), line)
+	mustSync(t, table, want)
+	var subnets []netip.Prefix
+	for _, r := range want {
+		if r.Guard {
+			subnets = append(subnets, r.Prefix)
 		}
 	}
-	return lines
+	_, err := table.Fence(t.Context(), subnets)
+	must(t, err)
 }
 
-// own lists the routes to the prefixes in our own table, as if they were in main.
-func own(t *testing.T, table *Table, to ...string) []string {
+// shown lists the routes to the prefixes in our own table, in the kernel's order. The main table
+// must have none of ours.
+func shown(t *testing.T, table *Table, to ...string) []string {
 	t.Helper()
+	for _, line := range list(t, table, unix.RT_TABLE_MAIN, to...) {
+		if strings.Contains(line, "protocol 115") {
+			t.Errorf("the main table has %q", line)
+		}
+	}
 	return list(t, table, OwnTable, to...)
 }
 

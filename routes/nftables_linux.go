@@ -220,8 +220,7 @@ const (
 func (r *Ruleset) rulesFor(chain string, c claim) []object {
 	switch chain {
 	case arrivalChain:
-		return []object{ruleObject(arrivalChain, sourceIn(c.subnet), notThrough(unix.NFT_META_IIFNAME, c.device),
-			fib(unix.NFTA_FIB_F_SADDR|unix.NFTA_FIB_F_IIF, unix.NFT_FIB_RESULT_OIF, 0), counted(verdictDrop))}
+		return []object{ruleObject(arrivalChain, sourceIn(c.subnet), notThrough(unix.NFT_META_IIFNAME, c.device), counted(verdictDrop))}
 	case exitChain:
 		rules := exitRules(chain, c, r.Mark)
 		if r.shares(c) && c.subnet.Addr().Is6() {
@@ -240,31 +239,25 @@ func (r *Ruleset) rulesFor(chain string, c claim) []object {
 //	ip saddr 10.4.0.0/16 udp dport 51820 fib daddr type local meta mark set 0x1073 accept
 //	ip6 saddr fd04::/48 icmpv6 type 135-136 ip6 hoplimit 255 fib daddr type local accept
 //	ip6 saddr fd04::/48 icmpv6 type 135-136 ip6 hoplimit 255 fib daddr type multicast accept
-//	ip saddr 10.4.0.0/16 iifname != "wireguard.gcp" iifname != "lo" fib saddr . iif oif 0 counter drop
+//	ip saddr 10.4.0.0/16 iifname != "wireguard.gcp" iifname != "lo" counter drop
 //
 // There are rules for each subnet instead of a map of all, because the rules of a chain are
-// replaced atomically, and the elements of a map are not.
-//
-// The last condition matches when packets to the source would not leave through the link by
-// which this one arrived. That always holds for a forged one, since the source is routed
-// to the device, the guard or the policy rule.
+// replaced atomically, and the elements of a map are not. Where packets to the source would be
+// routed doesn't count: other programs flush routes and rules.
 func (r *Ruleset) sharedRules() (rules []object) {
 	if r.Mark == 0 {
 		return nil
 	}
-	to := func(addressType uint32) []attr {
-		return fib(unix.NFTA_FIB_F_DADDR, unix.NFT_FIB_RESULT_ADDRTYPE, addressType)
-	}
 	for _, c := range claims(r.Shared) {
 		if port := r.Ports[c.device]; port != 0 {
-			rules = append(rules, ruleObject(arrivalChain, sourceIn(c.subnet), protocolUDP(), toPort(port), to(unix.RTN_LOCAL), []attr{
+			rules = append(rules, ruleObject(arrivalChain, sourceIn(c.subnet), protocolUDP(), toPort(port), toAddressType(unix.RTN_LOCAL), []attr{
 				expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_1), data(unix.NFTA_IMMEDIATE_DATA, host(r.Mark))),
 				expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_MARK), number(unix.NFTA_META_SREG, unix.NFT_REG_1)),
 			}, verdict(verdictAccept)))
 		}
 		if c.subnet.Addr().Is6() {
 			for _, addressType := range []uint32{unix.RTN_LOCAL, unix.RTN_MULTICAST} {
-				rules = append(rules, ruleObject(arrivalChain, sourceIn(c.subnet), neighbourDiscovery(), to(addressType), verdict(verdictAccept)))
+				rules = append(rules, ruleObject(arrivalChain, sourceIn(c.subnet), neighbourDiscovery(), toAddressType(addressType), verdict(verdictAccept)))
 			}
 		}
 	}
@@ -319,12 +312,12 @@ func exitRules(chain string, c claim, mark uint32) []object {
 // host returns a number as nf_tables holds marks and types: in the order of the host.
 func host(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 
-// fib matches packets for whose address, by the flags, the result of a route lookup is the
-// value.
-func fib(flags, result, value uint32) []attr {
+// toAddressType matches packets whose destination is an address of a type, of a route: one of this
+// host, or multicast.
+func toAddressType(addressType uint32) []attr {
 	return []attr{
-		expression("fib", number(unix.NFTA_FIB_DREG, unix.NFT_REG_1), number(unix.NFTA_FIB_RESULT, result), number(unix.NFTA_FIB_FLAGS, flags)),
-		compareTo(unix.NFT_CMP_EQ, host(value)),
+		expression("fib", number(unix.NFTA_FIB_DREG, unix.NFT_REG_1), number(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_ADDRTYPE), number(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_DADDR)),
+		compareTo(unix.NFT_CMP_EQ, host(addressType)),
 	}
 }
 

@@ -8,19 +8,15 @@
 //
 // Both are in our own table, [OwnTable], to which policy rules send the packets before the
 // main table (see [Table.Fence]): foreign routes in the main table, to a remote pod subnet
-// or a part of one, have no effect. The same routes are also installed in the main table
-// unless a foreign route is in the way. They are the fallback when the rules are removed,
-// and the previous version expects them there.
+// or a part of one, have no effect. While rules or routes are missing, as other programs have
+// flushed them, packets are dropped where they leave (see [Exit]).
 //
 // Encrypted packets have a firewall mark, with which they pass these rules (see
-// [Table.SetMark]): a remote's nodes may have addresses inside its pod subnets. Routes to such
-// subnets are only in our own table.
+// [Table.SetMark]): a remote's nodes may have addresses inside its pod subnets.
 //
 // All have the route protocol [Protocol], which marks ownership: routes with it are
 // reconciled, including the removal of unwanted ones, and routes without it are never
-// changed. The one exception is a route to exactly a wanted prefix through exactly the
-// wanted device. The original tool leaves such routes (protocol boot); they are replaced
-// in place by ours.
+// changed.
 //
 // Packets with a source in a remote pod subnet must have arrived through the tunnel, see
 // [Filter].

@@ -21,17 +21,15 @@ import (
 const (
 	passPriority   = 399
 	lookupPriority = 400
-	denyPriority   = 401
 	passedPriority = 402
 )
 
 // nothing is the type of a rule without effect (FR_ACT_NOP in linux/fib_rules.h).
 const nothing = 3
 
-// fence is one of the policy rules that keep packets to a remote pod subnet off other
-// routes: a lookup in our own table, then a denial. The tunnel's own packets, with a mark,
-// pass these. The kinds are in the order of their installation: a pass without its end has
-// no effect, and a denial without its lookup would block all packets.
+// fence is one of the policy rules that lead packets to a remote pod subnet to our own table,
+// before other routes. The tunnel's own packets, with a mark, pass these. The kinds are in the
+// order of their installation: a pass without its end has no effect.
 type fence struct {
 	kind   fenceKind
 	prefix netip.Prefix // of the family's addresses, for fencePassed and fencePass
@@ -44,10 +42,9 @@ const (
 	fencePassed fenceKind = iota // where fencePass leads
 	fencePass
 	fenceLookup
-	fenceDeny
 )
 
-func (k fenceKind) String() string { return [...]string{"passed", "pass", "lookup", "deny"}[k] }
+func (k fenceKind) String() string { return [...]string{"passed", "pass", "lookup"}[k] }
 
 func compareFences(a, b fence) int {
 	return cmp.Or(cmp.Compare(a.kind, b.kind), a.prefix.Addr().Compare(b.prefix.Addr()),
@@ -66,7 +63,7 @@ func everything(a netip.Addr) netip.Prefix {
 func fencesFor(subnets []netip.Prefix, mark uint32) []fence {
 	var want []fence
 	for _, s := range subnets {
-		want = append(want, fence{kind: fenceLookup, prefix: s.Masked()}, fence{kind: fenceDeny, prefix: s.Masked()})
+		want = append(want, fence{kind: fenceLookup, prefix: s.Masked()})
 		if all := everything(s.Addr()); mark != 0 {
 			want = append(want, fence{kind: fencePassed, prefix: all}, fence{kind: fencePass, prefix: all, mark: mark})
 		}
@@ -92,14 +89,14 @@ func (t *Table) SetMark(mark uint32) {
 }
 
 // Fence makes our policy rules exactly those for the remote pod subnets. A packet to such
-// a subnet follows a route of our own table or fails at once, whatever other tables
-// contain, even when all routes are flushed. A packet of this host that has all bits of the
-// mark (see [Table.SetMark]) follows the other rules and routes, as if there were none of
-// ours. A forwarded packet never does, whatever marks it.
+// a subnet follows the routes of our own table, its guard at least, whatever other tables
+// contain. A packet of this host that has all bits of the mark (see [Table.SetMark]) follows
+// the other rules and routes, as if there were none of ours. A forwarded packet never does,
+// whatever marks it.
 //
 // Without subnets it removes all our rules. Without a difference it neither writes nor logs
-// anything. Our rules are those with [Protocol]; those of another form, such as of the
-// previous version, are removed after the new ones were installed. A subnet of a family
+// anything. Our rules are those with [Protocol]; those of another form, such as the previous
+// version's that refuse what finds no route, are removed after the new ones were installed. A subnet of a family
 // that the kernel doesn't support counts as fenced.
 func (t *Table) Fence(ctx context.Context, subnets []netip.Prefix) (Fenced, error) {
 	t.mu.Lock()
@@ -117,7 +114,7 @@ func (t *Table) Fence(ctx context.Context, subnets []netip.Prefix) (Fenced, erro
 	)
 	failed := map[netip.Prefix]bool{} // prefixes with a rule that could not be installed
 	for _, f := range want {
-		if slices.Contains(have, f) || (f.kind == fencePass || f.kind == fenceDeny) && failed[f.prefix] {
+		if slices.Contains(have, f) || f.kind == fencePass && failed[f.prefix] {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
@@ -173,7 +170,7 @@ func (t *Table) Fenced() ([]netip.Prefix, error) {
 	have, _, err := t.fences(t.families())
 	var subnets []netip.Prefix
 	for _, f := range have {
-		if f.kind == fenceDeny {
+		if f.kind == fenceLookup {
 			subnets = append(subnets, f.prefix)
 		}
 	}
@@ -233,8 +230,6 @@ func (f fence) message() *netlink.Rule {
 		rule.Priority, rule.Goto, rule.IifName, rule.Mark, rule.Mask = passPriority, passedPriority, "lo", f.mark, &f.mark
 	case fenceLookup:
 		rule.Priority, rule.Table = lookupPriority, OwnTable
-	case fenceDeny:
-		rule.Priority, rule.Type = denyPriority, unix.RTN_UNREACHABLE
 	}
 	return rule
 }
@@ -243,10 +238,10 @@ func (f fence) message() *netlink.Rule {
 // priority stands for.
 func fenceOf(rule *netlink.Rule) (fence, bool) {
 	kind, ours := map[int]fenceKind{
-		passedPriority: fencePassed, passPriority: fencePass, lookupPriority: fenceLookup, denyPriority: fenceDeny,
+		passedPriority: fencePassed, passPriority: fencePass, lookupPriority: fenceLookup,
 	}[rule.Priority]
 	f := fence{kind: kind, prefix: prefixOfRule(rule), mark: rule.Mark}
-	if !ours || f.prefix.IsValid() != (kind == fenceLookup || kind == fenceDeny) {
+	if !ours || f.prefix.IsValid() != (kind == fenceLookup) {
 		return fence{}, false
 	}
 	if !f.prefix.IsValid() {

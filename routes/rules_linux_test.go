@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -44,16 +43,16 @@ func TestFenceInstallsBothFamiliesAndThenWritesNothing(t *testing.T) {
 		table := newTable(t)
 		foreign := foreignRules(t)
 		subnets := []string{"10.4.0.0/16", "fd04::/48"}
-		if diff := cmp.Diff(Changes{Added: 4}, mustFence(t, table, subnets...)); diff != "" {
+		if diff := cmp.Diff(Changes{Added: 2}, mustFence(t, table, subnets...)); diff != "" {
 			t.Errorf("first (-want +got):\n%s", diff)
 		}
 		if diff := cmp.Diff(Changes{}, mustFence(t, table, subnets...)); diff != "" {
 			t.Errorf("again (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff(Changes{Added: 2, Removed: 2}, mustFence(t, table, "10.5.0.0/16", "fd04::/48")); diff != "" {
+		if diff := cmp.Diff(Changes{Added: 1, Removed: 1}, mustFence(t, table, "10.5.0.0/16", "fd04::/48")); diff != "" {
 			t.Errorf("another subnet (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff(Changes{Removed: 4}, mustFence(t, table)); diff != "" {
+		if diff := cmp.Diff(Changes{Removed: 2}, mustFence(t, table)); diff != "" {
 			t.Errorf("none (-want +got):\n%s", diff)
 		}
 		if got := foreignRules(t); got != foreign {
@@ -69,7 +68,7 @@ func TestFenceRemovesStrayRules(t *testing.T) {
 		rule.Priority, rule.Table, rule.Protocol = 100, unix.RT_TABLE_MAIN, Protocol
 		rule.Dst = &net.IPNet{IP: net.IPv4(10, 4, 0, 0).To4(), Mask: net.CIDRMask(16, 32)}
 		must(t, netlink.RuleAdd(rule))
-		if diff := cmp.Diff(Changes{Added: 2, Removed: 1}, mustFence(t, table, "10.4.0.0/16")); diff != "" {
+		if diff := cmp.Diff(Changes{Added: 1, Removed: 1}, mustFence(t, table, "10.4.0.0/16")); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 	})
@@ -102,12 +101,13 @@ func TestFenceLetsOnlyRoutesForTheSubnetDecide(t *testing.T) {
 			}
 		}
 		leads(eth)
+		mustSync(t, table, Desired(subnets, 0, nil))
 		_, err = table.Fence(t.Context(), subnets)
 		must(t, err)
 		leads(0)
 		mustSync(t, table, Desired(subnets, wg, nil))
 		leads(wg)
-		mustSync(t, table, nil)
+		mustSync(t, table, Desired(subnets, 0, nil))
 		leads(0)
 		// Nor does a foreign route to a part of the subnet, or to all of it.
 		for _, narrow := range []string{"10.4.7.0/24", "10.4.0.0/16", "fd04::/64", "fd04::/48"} {
@@ -121,32 +121,41 @@ func TestFenceLetsOnlyRoutesForTheSubnetDecide(t *testing.T) {
 	})
 }
 
-// The previous version had its routes in the main table only, and its rules after foreign
-// ones.
-func TestUpgradeFromRulesThatLookIntoTheMainTable(t *testing.T) {
+// The release before had copies of the routes in the main table, and rules that refused what
+// found no route. No packet takes another way while they are removed.
+func TestUpgradeFromCopiesAndDenials(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		table := newTable(t)
 		wg := addDevice(t, "wg0")
 		want := Desired(prefixes(subnet4, subnet6), wg, nil)
+		mustSync(t, table, want)
+		mustFence(t, table, subnet4, subnet6)
 		for _, r := range want {
-			must(t, netlink.RouteAdd(message(unix.RT_TABLE_MAIN, r)))
+			msg := message(r)
+			msg.Table = unix.RT_TABLE_MAIN
+			must(t, netlink.RouteAdd(msg))
 		}
 		for _, subnet := range prefixes(subnet4, subnet6) {
-			deny := fence{kind: fenceDeny, prefix: subnet}.message()
-			deny.Priority = 32765
-			lookup := fence{kind: fenceLookup, prefix: subnet}.message()
-			lookup.Priority, lookup.Table, lookup.SuppressPrefixlen = 32764, unix.RT_TABLE_MAIN, subnet.Bits()-1
-			must(t, netlink.RuleAdd(lookup))
+			deny := fence{kind: fenceLookup, prefix: subnet}.message()
+			deny.Priority, deny.Table, deny.Type = 401, -1, unix.RTN_UNREACHABLE
 			must(t, netlink.RuleAdd(deny))
 		}
 		lookups := watchLookups(t, []int{wg}, netip.MustParseAddr("10.4.1.1"), netip.MustParseAddr("fd04::1"))
-		if diff := cmp.Diff(Changes{Added: 4}, mustSync(t, table, want)); diff != "" {
+		if diff := cmp.Diff(Changes{}, mustSync(t, table, want)); diff != "" {
 			t.Errorf("routes (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff(Changes{Added: 4, Removed: 4}, mustFence(t, table, subnet4, subnet6)); diff != "" {
+		if diff := cmp.Diff(Changes{Removed: 2}, mustFence(t, table, subnet4, subnet6)); diff != "" {
 			t.Errorf("rules (-want +got):\n%s", diff)
 		}
+		for _, copies := range []int{4, 0} {
+			if got, err := table.RemoveCopies(t.Context()); err != nil || got != (Changes{Removed: copies}) {
+				t.Errorf("%+v, %v, want %d copies to be removed", got, err, copies)
+			}
+		}
 		lookups()
+		if got := shown(t, table, subnet4, subnet6); len(got) != 4 {
+			t.Errorf("our own table has %q", got)
+		}
 	})
 }
 
@@ -162,12 +171,12 @@ func TestUnsupportedFamilyIsSkipped(t *testing.T) {
 			return nil
 		}
 		wg := addDevice(t, "wg0")
-		if diff := cmp.Diff(Changes{Added: 4}, mustSync(t, table, Desired(prefixes(subnet4, subnet6), wg, nil))); diff != "" {
+		if diff := cmp.Diff(Changes{Added: 2}, mustSync(t, table, Desired(prefixes(subnet4, subnet6), wg, nil))); diff != "" {
 			t.Errorf("routes (-want +got):\n%s", diff)
 		}
 		fenced, err := table.Fence(t.Context(), prefixes(subnet4, subnet6))
 		must(t, err)
-		if fenced.Changes != (Changes{Added: 2}) || len(fenced.Subnets) != 2 {
+		if fenced.Changes != (Changes{Added: 1}) || len(fenced.Subnets) != 2 {
 			t.Errorf("rules: %+v, want those of IPv4, and both subnets to count as fenced", fenced)
 		}
 		rules, err := netlink.RuleList(unix.AF_INET6)
@@ -222,28 +231,16 @@ func TestMarkedPacketsPassTheFence(t *testing.T) {
 		}
 		table.SetMark(mark)
 		changes := mustSync(t, table, Desired(subnets, wg, nil))
-		if changes.Added != 8 {
-			t.Errorf("%+v, want 4 routes in each table", changes)
+		if changes.Added != 4 {
+			t.Errorf("%+v, want 4 routes", changes)
 		}
 		fenced, err := table.Fence(t.Context(), subnets)
 		must(t, err)
-		if fenced.Changes != (Changes{Added: 8}) || len(fenced.Passable) != 2 {
-			t.Errorf("%+v, want 8 rules and both subnets to be passable", fenced)
+		if fenced.Changes != (Changes{Added: 6}) || len(fenced.Passable) != 2 {
+			t.Errorf("%+v, want 6 rules and both subnets to be passable", fenced)
 		}
 		if diff := cmp.Diff(Changes{}, mustFence(t, table, "10.4.0.0/16", "fd04::/48")); diff != "" {
 			t.Errorf("again (-want +got):\n%s", diff)
-		}
-		if apart, err := table.Apart(subnets); err != nil || len(apart) > 0 {
-			t.Errorf("routes of %v are apart, %v", apart, err)
-		}
-		all(wg, wg) // The main table has the routes, too.
-		sync, err := table.Sync(t.Context(), Desired(subnets, wg, nil), subnets...)
-		must(t, err)
-		if sync != (Changes{Removed: 4}) {
-			t.Errorf("routes apart: %+v, want those of the main table to be removed", sync)
-		}
-		if apart, err := table.Apart(subnets); err != nil || !slices.Equal(apart, subnets) {
-			t.Errorf("routes of %v are apart, %v", apart, err)
 		}
 		all(wg, eth)
 		if found, err := netlink.RouteGetWithOptions(net.IPv4(10, 4, 7, 9), &netlink.RouteGetOptions{Mark: mark, SrcAddr: net.IPv4(198, 51, 100, 7)}); err != nil || found[0].Table != uplink {
@@ -262,7 +259,7 @@ func TestMarkedPacketsPassTheFence(t *testing.T) {
 				t.Errorf("a forwarded packet with the mark to %s: %v, %v; want device %d", to, found, err, wg)
 			}
 		}
-		mustSync(t, table, nil)
+		mustSync(t, table, Desired(subnets, 0, nil))
 		all(0, eth)
 
 		table.SetMark(0x1033)
@@ -276,7 +273,7 @@ func TestMarkedPacketsPassTheFence(t *testing.T) {
 		all(0, 0)
 		table.SetMark(mark)
 		mustFence(t, table, "10.4.0.0/16")
-		if diff := cmp.Diff(Changes{Removed: 4}, mustFence(t, table)); diff != "" {
+		if diff := cmp.Diff(Changes{Removed: 3}, mustFence(t, table)); diff != "" {
 			t.Errorf("no subnets (-want +got):\n%s", diff)
 		}
 	})

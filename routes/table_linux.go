@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -21,8 +20,8 @@ var ErrInTheWay = errors.New("in the way")
 // microseconds; the bound keeps a fault from blocking a pass for ever.
 const netlinkTimeout = 10 * time.Second
 
-// Table is our routing table, our part of the main one and our policy rules, in the network
-// namespace it was opened in. It is safe for concurrent use.
+// Table is our routing table and our policy rules, in the network namespace it was opened in.
+// It is safe for concurrent use.
 type Table struct {
 	log     *slog.Logger
 	mu      sync.Mutex
@@ -31,6 +30,7 @@ type Table struct {
 	probe   func(family int) error
 	missing int    // missing families, last logged
 	mark    uint32 // see SetMark
+	settled bool   // see RemoveCopies
 }
 
 // NewTable opens the routing tables of the network namespace that the calling
@@ -69,71 +69,77 @@ func (t *Table) Close() {
 	t.dumps.Close()
 }
 
-// Sync makes our routes exactly want, the routes of all remotes together: others of ours
-// are removed, and all of them without want. Routes of a family that the kernel doesn't
-// support are left out. Routes to the subnets apart are in our own table only: the tunnel's
-// own packets, which pass our rules, must not find them in the main table.
+// Sync makes the routes of our own table exactly want, those of all remotes together: others
+// of ours are removed, and all of them without want. Routes of a family that the kernel doesn't
+// support are left out.
 //
 // Without a difference it neither writes nor logs anything. A fault with one route doesn't
 // stop the others; the error joins an [Error] for each. A foreign route in the slot of ours
-// stays. In our own table that is a fault ([ErrInTheWay]), in the main table, which only
-// matters without our rules, it isn't. As long as a route can't be installed, an older
+// stays, which is a fault ([ErrInTheWay]). As long as a route can't be installed, an older
 // route of ours for the same prefix stays, too.
 //
 // A route is replaced atomically: no packet takes another route meanwhile. Over IPv6, a
 // packet that has just found the old route may fail with "network is unreachable" when the
 // kernel releases that.
-func (t *Table) Sync(ctx context.Context, want []Route, apart ...netip.Prefix) (Changes, error) {
+func (t *Table) Sync(ctx context.Context, want []Route) (Changes, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	families := t.families()
 	want = slices.DeleteFunc(slices.Clone(want), func(r Route) bool { return !has(families, r.Prefix.Addr()) })
-	var (
-		changes Changes
-		errs    []error
-	)
-	for _, number := range []int{OwnTable, unix.RT_TABLE_MAIN} {
-		p := pass{table: t, number: number, blocked: make(map[slot]bool)}
-		if number == unix.RT_TABLE_MAIN {
-			want = slices.DeleteFunc(want, func(r Route) bool { return slices.Contains(apart, r.Prefix) })
-		}
-		errs = append(errs, p.sync(ctx, want))
-		changes.Added += p.changes.Added
-		changes.Replaced += p.changes.Replaced
-		changes.Removed += p.changes.Removed
+	p := pass{table: t, blocked: make(map[slot]bool)}
+	err := p.sync(ctx, want)
+	return p.changes, errors.Join(append(p.faults, err)...)
+}
+
+// RemoveCopies removes our routes from the main table, where earlier releases had copies of
+// those of our own table. Call it when routes and rules are installed: then the routes there
+// are no longer read, see [Table.Installed].
+func (t *Table) RemoveCopies(ctx context.Context) (Changes, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.settled {
+		return Changes{}, nil
 	}
-	return changes, errors.Join(errs...)
+	var copies []netlink.Route
+	err := t.dump(unix.RT_TABLE_MAIN, true, func(msg *netlink.Route) { copies = append(copies, *msg) })
+	if err != nil {
+		return Changes{}, fmt.Errorf("read routing table: %w", err)
+	}
+	p := pass{table: t}
+	err = p.remove(ctx, nil, copies)
+	if err = errors.Join(append(p.faults, err)...); err == nil {
+		t.settled = true
+	}
+	return p.changes, err
 }
 
 func (p *pass) sync(ctx context.Context, want []Route) error {
-	before, err := p.table.read(p.number, want)
+	before, err := p.table.read(want)
 	if err != nil {
 		return err
 	}
 	p.inspect(before, want)
 	add, remove := Diff(before.ours, want)
 	if err := p.install(ctx, before, add); err != nil {
-		return errors.Join(append(p.faults, err)...)
+		return err
 	}
 	if len(remove) == 0 && len(before.stray) == 0 {
-		return errors.Join(p.faults...)
+		return nil
 	}
 
 	// Read again: a replaced route is gone, and deleting it could hit its replacement, as
 	// IPv4 takes a missing source in the request for "any".
-	after, err := p.table.read(p.number, want)
+	after, err := p.table.read(want)
 	if err != nil {
-		return errors.Join(append(p.faults, err)...)
+		return err
 	}
 	_, remove = Diff(after.ours, want)
-	err = p.remove(ctx, remove, after.stray)
-	return errors.Join(append(p.faults, err)...)
+	return p.remove(ctx, remove, after.stray)
 }
 
-// pass is the state of one Sync of one table.
+// pass is the state of one Sync.
 type pass struct {
 	table   *Table
-	number  int
 	changes Changes
 	faults  []error
 	// blocked are the slots whose wanted route could not be installed: routes there stay, ours
@@ -154,9 +160,7 @@ func (p *pass) inspect(have snapshot, want []Route) {
 			foreign := &others[i]
 			if takesPrecedence(foreign, r) {
 				p.blocked[r.slot()] = uint32(foreign.Priority) == r.metric()
-				if p.number == OwnTable {
-					p.fault(r, fmt.Errorf("%s is %w", p.table.describe(foreign), ErrInTheWay))
-				}
+				p.fault(r, fmt.Errorf("%s is %w", p.table.describe(foreign), ErrInTheWay))
 				break
 			}
 		}
@@ -178,7 +182,7 @@ func (p *pass) install(ctx context.Context, have snapshot, add []Route) error {
 		if replaces {
 			apply, count = p.table.handle.RouteReplace, &p.changes.Replaced
 		}
-		msg := message(p.number, r)
+		msg := message(r)
 		if err := apply(msg); err != nil {
 			p.blocked[r.slot()] = true
 			p.fault(r, fmt.Errorf("install: %w", err))
@@ -192,7 +196,7 @@ func (p *pass) install(ctx context.Context, have snapshot, add []Route) error {
 
 func (p *pass) remove(ctx context.Context, ours []Route, stray []netlink.Route) error {
 	for _, r := range ours {
-		if err := p.delete(ctx, r, message(p.number, r)); err != nil {
+		if err := p.delete(ctx, r, message(r)); err != nil {
 			return err
 		}
 	}

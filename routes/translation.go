@@ -8,7 +8,7 @@ type Mapping struct{ Real, Virtual netip.Prefix }
 
 // parts are the parts of a ruleset that not all kernels can do.
 type parts struct {
-	// sources needs nft_fib_inet.
+	// sources needs nft_fib_inet where nodes are inside pod subnets.
 	sources bool
 	// rewrite changes addresses, which nft_payload does since Linux 4.10.
 	rewrite bool

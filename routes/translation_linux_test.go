@@ -90,7 +90,7 @@ func newMappedBed(t *testing.T, conntrack bool) *mappedBed {
 			for _, m := range of.own {
 				want = append(want, Desired([]netip.Prefix{m.Virtual}, 0, nil)...)
 			}
-			mustSync(t, newTable(t), want)
+			mustRoute(t, newTable(t), want)
 			f := newFilter(t)
 			f.lacks = !conntrack
 			_, err := f.Sync(t.Context(), mappedRuleset(of.tunnel, of.own, of.peer))
@@ -584,6 +584,7 @@ func TestFlushedTranslation(t *testing.T) {
 // A kernel without a part has the others, and what needs it is an error or refused.
 func TestTranslationOnKernelsThatLackParts(t *testing.T) {
 	rules := mappedRuleset("wireguard.gcp", awsMap, gcpMap)
+	rules.Mark, rules.Ports, rules.Shared = testMark, map[string]int{"wireguard.gcp": testPort}, rules.Origins
 	for _, c := range []struct {
 		name                               string
 		lacks                              []string

@@ -10,7 +10,7 @@ import (
 func foreignRuleRule() Rule {
 	return Rule{
 		ID:     "foreign-rule",
-		Remedy: "on that node look for a policy rule with a priority below 400 that takes these packets, and its table: ip rule show; ip route show table TABLE. Add routes to the remote's pod subnets through its device wireguard.<remote> to that table, or give the rule a priority above 401",
+		Remedy: "on that node look for a policy rule with a priority below 400 that takes these packets and the route in its table, or a route of another program in table 115115: ip rule show; ip route show table TABLE; ip route show table 115115. Add routes to the remote's pod subnets through its device wireguard.<remote> to that table, or give the rule a priority above 402; remove such a route",
 		Find: func(f *Facts, found func(Finding)) {
 			for c, a := range f.agents() {
 				report := a.Value

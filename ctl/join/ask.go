@@ -40,7 +40,7 @@ func (a *installation) probe(ctx context.Context) []fault {
 		mu.Lock()
 		defer mu.Unlock()
 		found[i] = answers
-		faults = append(faults, a.unprobed(c, failed)...)
+		faults = append(append(faults, a.unprobed(c, failed)...), unfiltered(c.Name, answers)...)
 		return nil
 	})
 	for i, f := range a.facts {
@@ -232,6 +232,23 @@ func (a *installation) recordPorts(i int, found probe.Answers) {
 			delete(a.taken[i], port) // Used by our agents.
 		}
 	}
+}
+
+// unfiltered finds nodes whose kernels have no packet filter, without which agents don't start.
+func unfiltered(cluster string, found probe.Answers) []fault {
+	var nodes []string
+	for _, node := range slices.Sorted(maps.Keys(found)) {
+		if found[node].NoFilter != "" {
+			nodes = append(nodes, node)
+		}
+	}
+	if len(nodes) == 0 {
+		return nil
+	}
+	return []fault{{
+		cluster: cluster, what: "agents don't start on " + cli.Some(5, nodes...) + ": " + found[nodes[0]].NoFilter,
+		remedy: "modprobe -a nf_tables nft_fib_inet there, and name both in a file of /etc/modules-load.d",
+	}}
 }
 
 func backends(found probe.Answers) (kernel, userspace int) {

@@ -314,3 +314,16 @@ func TestRequestFitsIntoAnArgument(t *testing.T) {
 		}
 	}
 }
+
+// TestNodesWithoutAFilter names the nodes on which agents would not start.
+func TestNodesWithoutAFilter(t *testing.T) {
+	const why = "nf_tables is required: the kernel lacks nf_tables"
+	found := probe.Answers{"aws-1": {}, "aws-2": {NoFilter: why}, "aws-3": {NoFilter: why}}
+	faults := unfiltered("aws", found)
+	if len(faults) != 1 || faults[0].what != "agents don't start on aws-2 and aws-3: "+why || faults[0].warning {
+		t.Errorf("%+v", faults)
+	}
+	if faults := unfiltered("aws", probe.Answers{"aws-1": {}}); len(faults) > 0 {
+		t.Errorf("with nf_tables: %+v", faults)
+	}
+}

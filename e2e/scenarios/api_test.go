@@ -228,7 +228,7 @@ func TestThreeClusters(t *testing.T) {
 					return fmt.Errorf("annotation %s is there", k)
 				}
 			}
-			return hasRoutes(ctx, agent.Node, 8)
+			return hasRoutes(ctx, agent.Node, 4)
 		})
 		must(t, p.WaitConnected(within(t, repair)))
 	})

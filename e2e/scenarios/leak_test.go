@@ -33,6 +33,12 @@ func TestNoPlaintext(t *testing.T) {
 		_, err := agent.Node.FlushRoutes()
 		must(t, err)
 	}
+	flushRules := func(t *testing.T) {
+		for _, family := range []string{"-4", "-6"} {
+			_, err := agent.Node.Run(t.Context(), "sh", "-ec", "while ip "+family+" rule del proto 115 2>/dev/null; do :; done")
+			must(t, err)
+		}
+	}
 	deleteDevice := func(t *testing.T) { must(t, agent.Node.DeleteLink("wireguard.gcp")) }
 	for _, tt := range []struct {
 		name   string
@@ -42,10 +48,14 @@ func TestNoPlaintext(t *testing.T) {
 		{"device deleted", false, []func(*testing.T){deleteDevice}},
 		{"routes flushed", false, []func(*testing.T){flush}},
 		{"device deleted, routes flushed", false, []func(*testing.T){deleteDevice, flush}},
+		{"rules flushed", false, []func(*testing.T){flushRules}},
+		{"device deleted, routes and rules flushed", false, []func(*testing.T){deleteDevice, flush, flushRules}},
 		{"agent away", true, nil},
 		{"agent away, device deleted", true, []func(*testing.T){deleteDevice}},
 		{"agent away, routes flushed", true, []func(*testing.T){flush}},
 		{"agent away, device deleted, routes flushed", true, []func(*testing.T){deleteDevice, flush}},
+		{"agent away, rules flushed", true, []func(*testing.T){flushRules}},
+		{"agent away, device deleted, routes and rules flushed", true, []func(*testing.T){deleteDevice, flush, flushRules}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.away {
@@ -60,7 +70,7 @@ func TestNoPlaintext(t *testing.T) {
 				if tt.away {
 					break
 				}
-				eventually(t, repair, "repair", func(ctx context.Context) error { return hasRoutes(ctx, agent.Node, 8) })
+				eventually(t, repair, "repair", func(ctx context.Context) error { return hasRoutes(ctx, agent.Node, 4) })
 				must(t, programs.WaitReach(within(t, repair), from, to))
 			}
 			if tt.away {

@@ -72,7 +72,7 @@ func TestMovingOver(t *testing.T) {
 
 	agent := moved(t, olds[0])
 	connected("one of ours, one original that has noticed nothing")
-	if out, err := agent.Node.Run(t.Context(), "ip", "route", "show", "10.4.0.0/16"); err != nil || !strings.Contains(out, "unreachable 10.4.0.0/16 proto 115") {
+	if out, err := agent.Node.Run(t.Context(), "ip", "route", "show", "table", "115115"); err != nil || !strings.Contains(out, "unreachable 10.4.0.0/16 proto 115") {
 		t.Errorf("no guard: %v\n%s", err, out)
 	}
 

@@ -41,7 +41,7 @@ type Request struct {
 	NoProxy string `json:"noProxy,omitempty"`
 	// Ports are UDP ports that must be free.
 	Ports []int `json:"ports,omitempty"`
-	// Kernel checks whether the kernel has WireGuard, which needs NET_ADMIN.
+	// Kernel checks whether the kernel has WireGuard and nf_tables, which needs NET_ADMIN.
 	Kernel bool `json:"kernel,omitempty"`
 	// Within is a range in which no link may have addresses.
 	Within netip.Prefix `json:"within,omitzero"`
@@ -83,6 +83,8 @@ type Result struct {
 	Links []Link `json:"links,omitempty"`
 	// Kernel is nil without a request for it, or when the check failed.
 	Kernel *bool `json:"kernel,omitempty"`
+	// NoFilter is why the kernel has no packet filter; empty: it has one, or wasn't asked.
+	NoFilter string `json:"noFilter,omitempty"`
 	// Met is the error of meeting; empty: all pods reach each other.
 	Met string `json:"met,omitempty"`
 	// Connections, Named and Services are in the order of the request.
