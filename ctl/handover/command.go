@@ -71,10 +71,12 @@ an interruption the next run continues.`,
 					}
 				}
 			}
+			first := Restore
 			if revoke {
-				if err := Revoke(ctx, s, pairs); err != nil {
-					return err
-				}
+				first = Revoke
+			}
+			if err := first(ctx, s, pairs); err != nil {
+				return err
 			}
 			var errs []error
 			handed := map[*cli.Cluster]map[string][]string{}

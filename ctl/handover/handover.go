@@ -52,9 +52,6 @@ func Hand(ctx context.Context, s *cli.Session, from, to *cli.Cluster, mode Mode)
 		if err != nil && !apierrors.IsNotFound(err) {
 			return nil, nil, fmt.Errorf("%s: read the Secret %s: %w", from.Name, account(tool, to.Name), err)
 		}
-		if undone := interrupted(ctx, from, account(tool, to.Name)); undone != nil {
-			return nil, nil, fmt.Errorf("%s: %w", from.Name, undone)
-		}
 		if err != nil {
 			none = append(none, tool)
 			continue
@@ -92,18 +89,6 @@ func Hand(ctx context.Context, s *cli.Session, from, to *cli.Cluster, mode Mode)
 
 func account(tool, to string) string { return "semaphore-" + manifests.Account(tool) + "-remote-" + to }
 func secret(tool string) string      { return "semaphore-" + manifests.Account(tool) + "-remotes" }
-
-// interrupted returns an error if a revocation of an account's tokens was interrupted.
-func interrupted(ctx context.Context, from *cli.Cluster, name string) error {
-	binding, err := from.Client.RbacV1().RoleBindings(cli.Namespace).Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return nil // Without the RoleBinding no revocation is pending.
-	}
-	if _, is := binding.Annotations[revoking]; is {
-		return fmt.Errorf("the revocation of tokens of %s was interrupted: semaphorectl tokens --revoke continues it", name)
-	}
-	return nil
-}
 
 // check returns an error unless tokens can be bound to a Secret, or it contains a token that
 // never expires, which can't be revoked.

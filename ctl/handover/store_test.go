@@ -21,9 +21,9 @@ import (
 // those of the other one.
 func TestImmutable(t *testing.T) {
 	fixed := true
-	have := labelled(secretOf("semaphore-wireguard-remotes", corev1.SecretTypeOpaque, map[string][]byte{
+	have := secretOf("semaphore-wireguard-remotes", corev1.SecretTypeOpaque, map[string][]byte{
 		"merit.token": []byte("m"), "gcp.token": []byte("before"), "gcp.ca.crt": []byte("before"),
-	}))
+	})
 	have.Immutable, have.ResourceVersion = &fixed, "7"
 	for name, c := range map[string]struct {
 		do   func(*testing.T, *cli.Session, *cli.Cluster) error

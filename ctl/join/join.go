@@ -382,10 +382,18 @@ func (a *installation) want() {
 	}
 }
 
-// finishRevocations completes interrupted revocations. The next step would restore the
-// accounts' rights and Secrets.
+// finishRevocations completes interrupted revocations. The next step would create the accounts
+// without a wait.
 func (a *installation) finishRevocations(ctx context.Context) error {
-	return handover.Finish(ctx, a.Session, a.clusters)
+	var pairs []handover.Pair
+	for _, from := range a.clusters {
+		for _, to := range a.clusters {
+			if from != to {
+				pairs = append(pairs, handover.Pair{From: from, To: to})
+			}
+		}
+	}
+	return handover.Restore(ctx, a.Session, pairs)
 }
 
 // handAll hands over tokens that are missing or refused.

@@ -193,7 +193,6 @@ func (a *installation) leaveSome(ctx context.Context, i int, c *cli.Cluster, p l
 		settings: a.settings[i : i+1], wanted: a.wanted[i : i+1], objects: a.objects[i : i+1]}
 	one.sweep(ctx)
 	_, err = one.steps(ctx,
-		step{"revocations", one.finishRevocations},
 		step{"settings", func(ctx context.Context) error { _, err := apply(ctx, c, a.objects[i]); return err }},
 		step{"names", one.nameAll},
 		step{"rollout", one.waitAll},

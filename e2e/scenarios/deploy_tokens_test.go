@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -202,25 +201,6 @@ func TestTokens(t *testing.T) {
 			t.Errorf("it says %+v, after %+v", next, claims)
 		}
 	})
-	bound := func() *rbacv1.RoleBinding {
-		binding, err := gcp.Client().RbacV1().RoleBindings(systemNamespace).Get(t.Context(), account, metav1.GetOptions{})
-		must(t, err)
-		binding.ResourceVersion, binding.ManagedFields = "", nil
-		return binding
-	}
-	binding := bound()
-	t.Run("nothing is revoked while something else lets the account ask", func(t *testing.T) {
-		had := anchor() // asksForNoOther has granted it every token.
-		out, err := e.shell(t, "revoke-granted", "semaphorectl tokens --revoke --from gcp aws gcp")
-		if err == nil || !strings.Contains(out, `allowed by ClusterRoleBinding "`+systemNamespace+"-"+account+`"`) || !strings.Contains(out, "no token was revoked") {
-			t.Errorf("ended with %v\n%s", err, out)
-		}
-		if diff := cmp.Diff(binding, bound()); diff != "" || anchor() != had {
-			t.Errorf("the RoleBinding (-want +got):\n%s", diff)
-		}
-		must(t, works(t.Context(), t, gcp, renewed[agents]))
-		must(t, gcp.Client().RbacV1().ClusterRoleBindings().Delete(t.Context(), systemNamespace+"-"+account, metav1.DeleteOptions{}))
-	})
 	t.Run("revoked, with all that came of it", func(t *testing.T) {
 		// The policy requires the Secret's UID, which a thief doesn't know. Without that
 		// policy, as with manifests of an earlier release, the tool alone has to prevent it.
@@ -235,27 +215,18 @@ func TestTokens(t *testing.T) {
 			return err
 		})
 		must(t, works(t.Context(), t, gcp, unbound))
-		stop := steal(t, gcp, renewed[agents], account)
-		// An immutable Secret can be deleted.
+		stop := steal(t, gcp, renewed[agents], account) // asksForNoOther has granted it every token.
 		_, err := gcp.Client().CoreV1().Secrets(systemNamespace).Patch(t.Context(), account, types.MergePatchType, []byte(`{"immutable":true}`), metav1.PatchOptions{})
 		must(t, err)
 		_, err = aws.Client().CoreV1().Secrets(systemNamespace).Patch(t.Context(), agents, types.MergePatchType,
 			[]byte(`{"immutable":true,"metadata":{"labels":{"kept":"yes"}},"stringData":{"merit.token":"another"}}`), metav1.PatchOptions{})
 		must(t, err)
-		for _, c := range []struct{ name, command, says string }{
-			{"interrupted", "timeout -s INT 6 semaphorectl tokens --revoke --from gcp aws gcp", "run the command again to continue"},
-			{"meanwhile", "semaphorectl tokens --from gcp aws gcp", "semaphorectl tokens --revoke continues it"},
-		} {
-			if out, err := e.shell(t, c.name, c.command); err == nil || !strings.Contains(out, c.says) {
-				t.Errorf("%s: %v\n%s", c.name, err, out)
-			}
+		if out, err := e.shell(t, "interrupted", "timeout -s INT 6 semaphorectl tokens --revoke --from gcp aws gcp"); err == nil || !strings.Contains(out, "run the command again to continue") {
+			t.Errorf("interrupted: %v\n%s", err, out)
 		}
-		out, err := e.shell(t, "revoke", "semaphorectl tokens --revoke --from gcp aws gcp")
-		if err != nil {
+		out, err := e.shell(t, "continued", "semaphorectl tokens --from gcp aws gcp")
+		if err != nil || !strings.Contains(out, "continuing the revocation") {
 			t.Fatalf("%v\n%s", err, out)
-		}
-		if diff := cmp.Diff(binding, bound()); diff != "" {
-			t.Errorf("the RoleBinding (-want +got):\n%s", diff)
 		}
 		had, err := aws.Client().CoreV1().Secrets(systemNamespace).Get(t.Context(), agents, metav1.GetOptions{})
 		must(t, err)
