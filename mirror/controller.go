@@ -78,6 +78,9 @@ type Remote struct {
 	// objects created for it.
 	Bounds kube.Bounds
 	Made   Bounds
+	// Tier orders the remotes whose endpoints are preferred where local ones are, and aren't
+	// enough: the lowest first. That of the local cluster is 0.
+	Tier int
 	// Imports reports whether exports of a namespace are imported; nil: all are.
 	Imports func(namespace string) bool
 	// Client returns its client, or an error while that is unavailable.
@@ -156,7 +159,7 @@ func New(cfg Config) *Controller {
 	clusters, kinds := []*cluster{{name: cfg.Cluster, local: true}}, []published.Kind(nil)
 	for i := range cfg.Remotes {
 		r := &cfg.Remotes[i]
-		clusters = append(clusters, &cluster{name: r.Name, prefix: r.Prefix, subnets: r.PodSubnets, quota: newQuota(r.Made), imports: r.Imports})
+		clusters = append(clusters, &cluster{name: r.Name, prefix: r.Prefix, subnets: r.PodSubnets, quota: newQuota(r.Made), tier: r.Tier, imports: r.Imports})
 		c.servers[r.Name] = kube.NewServer(kube.ServerConfig{
 			Cluster: r.Name, StaleAfter: r.StaleAfter, Ping: kube.Ping(r.Client), Logger: c.log,
 		})

@@ -136,7 +136,7 @@ func (s *story) restarts(clusters []string) {
 		s.clusters = nil
 		for _, text := range clusters {
 			name, prefix, remote := strings.Cut(text, "=")
-			s.clusters = append(s.clusters, clusterConfig{name: name, prefix: prefix, local: !remote})
+			s.clusters = append(s.clusters, clusterConfig{name: name, prefix: prefix, local: !remote, tier: 1})
 		}
 	}
 	s.restart(s.clusters...)
@@ -228,14 +228,22 @@ func (s *story) cluster(name, what string, rest []string) bool {
 	case "bounds":
 		set := texttest.Fields(strings.Join(rest, " "))
 		s.clusters[at].bounds = Bounds{Services: s.number(set["services"]), Slices: s.number(set["slices"]), Addresses: s.number(set["addresses"])}
-		s.restart(s.clusters...)
-		for _, id := range s.order {
-			s.contact(id, true, false)
-		}
+		s.configure()
+	case "tier":
+		s.clusters[at].tier = s.number(rest[0])
+		s.configure()
 	default:
 		return false
 	}
 	return true
+}
+
+// configure restarts the process with other settings of clusters, all of which it reads.
+func (s *story) configure() {
+	s.restart(s.clusters...)
+	for _, id := range s.order {
+		s.contact(id, true, false)
+	}
 }
 
 func (s *story) number(text string) int {

@@ -22,6 +22,8 @@ type cluster struct {
 	subnets []netip.Prefix // of its pods; none: any address
 	quota   quota          // of a remote
 	drained bool
+	// tier orders the clusters whose endpoints are preferred; that of the local one is 0.
+	tier int
 	// imports reports whether its exports of a namespace are imported; nil: all are.
 	imports func(namespace string) bool
 }

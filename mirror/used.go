@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -63,18 +64,7 @@ const maxNeeded = 5
 // frontends without another ready endpoint.
 func (b *builder) use() {
 	w, u := b.w, newUsage(b)
-	near := map[discoveryv1.AddressType][]string{} // hints of local endpoints
-	for _, pt := range b.parts {
-		if !pt.local || !w.LocalFirst || pt.remembered {
-			continue
-		}
-		for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
-			// With a ready endpoint without hints, kube-proxy uses all of the family.
-			if b.s.has(pt, family, cmp.Or(pt.origin.LocalMinimum, b.s.localMinimum)) {
-				near[family] = b.s.zones
-			}
-		}
-	}
+	near := b.near()
 	for _, pt := range b.parts {
 		if pt.remembered {
 			u.remember(pt)
@@ -85,16 +75,49 @@ func (b *builder) use() {
 				continue
 			}
 			var zones []string
-			switch {
-			case w.LocalFirst && pt.local:
-				zones = near[sl.Family]
-			case w.LocalFirst:
-				zones = []string{remoteZone}
+			if tier, some := near[sl.Family]; w.LocalFirst {
+				switch {
+				case some && pt.cluster.tier <= tier:
+					zones = b.s.zones
+				case !pt.local: // With a ready endpoint without hints, kube-proxy uses all of the family.
+					zones = []string{remoteZone}
+				}
 			}
 			b.add(pt.cluster, sl, zones)
 		}
 	}
 	u.report()
+}
+
+// near returns, for each family, the last tier of which endpoints are preferred: tiers are taken
+// in order until they have enough ready endpoints. A family isn't in the result if that takes all
+// tiers.
+func (b *builder) near() map[discoveryv1.AddressType]int {
+	tiers, minimum := map[int][]*part{}, b.s.localMinimum
+	for _, pt := range b.parts {
+		if pt.local && !pt.remembered {
+			minimum = cmp.Or(pt.origin.LocalMinimum, minimum)
+		}
+		if !pt.remembered && !pt.stale && !pt.drained {
+			tiers[pt.cluster.tier] = append(tiers[pt.cluster.tier], pt)
+		}
+	}
+	near, order := map[discoveryv1.AddressType]int{}, slices.Sorted(maps.Keys(tiers))
+	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+		left := max(1, minimum)
+		for i, tier := range order {
+			for _, pt := range tiers[tier] {
+				left -= b.s.count(pt, family, left)
+			}
+			if left <= 0 && (i < len(order)-1 || tier == 0) {
+				near[family] = tier
+			}
+			if left <= 0 {
+				break
+			}
+		}
+	}
+	return near
 }
 
 // usage is which parts of a global service are used for which frontends.
@@ -327,10 +350,10 @@ func (s *state) usable(pt *part, family discoveryv1.AddressType) func(origin.End
 	}
 }
 
-// has reports whether a part has at least n ready endpoints with addresses of a family. An
-// endpoint is what its address belongs to, such as a pod, or the address itself if that is
-// unknown: the same one may be in several slices.
-func (s *state) has(pt *part, family discoveryv1.AddressType, n int) bool {
+// count returns the number of ready endpoints of a part with addresses of a family, or n if there
+// are more. An endpoint is what its address belongs to, such as a pod, or the address itself if
+// that is unknown: the same one may be in several slices.
+func (s *state) count(pt *part, family discoveryv1.AddressType, n int) int {
 	type endpoint struct {
 		target  uint64
 		address netip.Addr
@@ -339,6 +362,9 @@ func (s *state) has(pt *part, family discoveryv1.AddressType, n int) bool {
 	for _, sl := range pt.slices {
 		for i := range sl.Endpoints {
 			e := &sl.Endpoints[i]
+			if len(seen) >= n {
+				return n
+			}
 			if !usable(*e) {
 				continue // nor are those of the other family
 			}
@@ -347,10 +373,7 @@ func (s *state) has(pt *part, family discoveryv1.AddressType, n int) bool {
 			} else {
 				seen[endpoint{address: e.Address}] = struct{}{}
 			}
-			if len(seen) >= n {
-				return true
-			}
 		}
 	}
-	return false
+	return len(seen)
 }

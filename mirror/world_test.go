@@ -46,13 +46,14 @@ type clusterConfig struct {
 	prefix  string
 	subnets []netip.Prefix
 	bounds  Bounds
+	tier    int
 }
 
 func testClusters() []clusterConfig {
 	return []clusterConfig{
 		{name: "gcp", local: true},
-		{name: "aws", prefix: "c1", subnets: []netip.Prefix{netip.MustParsePrefix("10.4.0.0/15"), netip.MustParsePrefix("fd00:4::/31")}},
-		{name: "merit", prefix: "c1-x"},
+		{name: "aws", tier: 1, prefix: "c1", subnets: []netip.Prefix{netip.MustParsePrefix("10.4.0.0/15"), netip.MustParsePrefix("fd00:4::/31")}},
+		{name: "merit", tier: 1, prefix: "c1-x"},
 	}
 }
 
@@ -77,7 +78,7 @@ func newWorld(clusters ...clusterConfig) *world {
 func (w *world) restart(clusters ...clusterConfig) {
 	var all []*cluster
 	for _, c := range clusters {
-		all = append(all, &cluster{name: c.name, local: c.local, prefix: c.prefix, subnets: c.subnets, quota: newQuota(c.bounds)})
+		all = append(all, &cluster{name: c.name, local: c.local, prefix: c.prefix, subnets: c.subnets, quota: newQuota(c.bounds), tier: c.tier})
 	}
 	w.state = newState(all, []published.Kind{mirrored, merged}, home, newLocal(func() {}), newSummer())
 	w.plans = map[string]*Service{}
@@ -111,7 +112,7 @@ func configs(s *state) []clusterConfig {
 	var all []clusterConfig
 	for _, id := range s.order {
 		if c := s.clusters[id.Cluster]; id.Kind == merged {
-			all = append(all, clusterConfig{c.name, c.local, c.prefix, c.subnets, c.quota.bounds})
+			all = append(all, clusterConfig{c.name, c.local, c.prefix, c.subnets, c.quota.bounds, c.tier})
 		}
 	}
 	return all

@@ -65,7 +65,7 @@ func prepareMirror(cfg config.Mirror, log *slog.Logger) (*manager.Manager, error
 		client, bounds := m.Remote(r)
 		settings.Remotes = append(settings.Remotes, mirror.Remote{
 			Name: r.Name, Prefix: r.ServicePrefix, PodSubnets: r.PodSubnets, PodSubnetsMap: r.PodSubnetsMap, ResyncPeriod: r.ResyncPeriod, StaleAfter: r.StaleAfter,
-			Client: client, Bounds: bounds, Imports: r.Imports.Contains, Made: mirror.Bounds{Services: cfg.ServicesOf(r), Slices: r.MaxSlices, Addresses: r.MaxAddresses},
+			Client: client, Bounds: bounds, Tier: r.Tier, Imports: r.Imports.Contains, Made: mirror.Bounds{Services: cfg.ServicesOf(r), Slices: r.MaxSlices, Addresses: r.MaxAddresses},
 		})
 	}
 	controller := mirror.New(settings)

@@ -379,18 +379,21 @@ func (f *failover) crowd(t *testing.T) {
 	}))
 }
 
+// drain sets the annotation that drains aws.
+func (f *failover) drain(t *testing.T, value string) {
+	t.Helper()
+	patch := []byte(`{"metadata":{"annotations":{"mirror.semaphore.uw.io/drained":` + value + `}}}`)
+	_, err := f.AWS.Client().CoreV1().Services("default").Patch(t.Context(), "kubernetes", types.MergePatchType, patch, metav1.PatchOptions{})
+	must(t, err)
+}
+
 // drained drains aws by an annotation and ends that, with no request failing.
 func (f *failover) drained(t *testing.T) {
-	mark := func(value string) {
-		patch := []byte(`{"metadata":{"annotations":{"mirror.semaphore.uw.io/drained":` + value + `}}}`)
-		_, err := f.AWS.Client().CoreV1().Services("default").Patch(t.Context(), "kubernetes", types.MergePatchType, patch, metav1.PatchOptions{})
-		must(t, err)
-	}
 	client := ask(t, f.Pods[2], f.url(t, "gl-shop-73736d-web"))
 	everybody := append(slices.Clone(f.local), f.Pods[:2]...)
 	client.settled(t, time.Now(), 2, everybody...)
 	at := time.Now()
-	mark(`"true"`)
+	f.drain(t, `"true"`)
 	failed, _ := client.settled(t, at, 2, f.local...)
 	var last time.Time
 	for _, r := range client.Since(at) {
@@ -403,7 +406,7 @@ func (f *failover) drained(t *testing.T) {
 	at = time.Now()
 	client.settled(t, at, 15, f.local...)
 	at = time.Now()
-	mark("null")
+	f.drain(t, "null")
 	failed, _ = client.settled(t, at, 2, everybody...)
 	t.Logf("taken back: used evenly after %s; %d failed", seconds(at, client.even(at, everybody...)), failed)
 }

@@ -90,6 +90,7 @@ type Remote struct {
 	MaxAllowedIPs int  `envconfig:"WG_MAX_ALLOWED_IPS" file:"remote.wgMaxAllowedIPs" default:"100000" range:"1,10000000" desc:"maximum number of prefixes of all of the remote's nodes; the first accepted ones stay"`
 	Borrowed      bool `envconfig:"BORROWED" file:"remote.borrowed" default:"true" desc:"whether a node of the remote may have single addresses inside the prefix of another node, as assigned by Calico's IPAM"`
 	// Imports are the namespaces in which exports of the remote make imports.
+	Tier          int        `envconfig:"TIER" file:"remote.tier" default:"1" range:"0,16" desc:"for services that prefer local endpoints: remotes are preferred in the order of their tiers, until enough of their endpoints are ready; 0 is the tier of the local cluster"`
 	Imports       Namespaces `envconfig:"IMPORT_NAMESPACES" file:"remote.importNamespaces" default:"*" empty:"off" desc:"namespaces in which Services that the remote exports are imported, comma-separated: names such as shop, or their beginnings such as team-*; of those that begin with kube- only what does so itself is meant, and never the namespace of the mirrors (empty: none)"`
 	ServicePrefix string     `envconfig:"SERVICE_PREFIX" file:"remote.servicePrefix" desc:"prefix of the names of services mirrored from the remote (default: the remote's name)"`
 }

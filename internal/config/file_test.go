@@ -67,7 +67,7 @@ func TestFileOfTheOriginalWireguard(t *testing.T) {
 			MaxAnswer:      256 << 20,
 			ServicePrefix:  "cluster2",
 
-			MaxServices: 2000, MaxSlices: 10_000, MaxAddresses: 100_000, MaxSets: 2000, Imports: Namespaces{"*"},
+			MaxServices: 2000, MaxSlices: 10_000, MaxAddresses: 100_000, MaxSets: 2000, Tier: 1, Imports: Namespaces{"*"},
 		}},
 		ListenAddress: "127.0.0.1:7773",
 		ListenAuth:    ListenAuthNone,
@@ -107,7 +107,7 @@ func TestFileKeysAndForms(t *testing.T) {
 		MaxAnswer:      256 << 20,
 		ServicePrefix:  "gcp",
 
-		MaxServices: 2000, MaxSlices: 10_000, MaxAddresses: 100_000, MaxSets: 2000, Imports: Namespaces{"*"},
+		MaxServices: 2000, MaxSlices: 10_000, MaxAddresses: 100_000, MaxSets: 2000, Tier: 1, Imports: Namespaces{"*"},
 	}, {
 		Name:           "merit",
 		Access:         Access{APIURL: "https://api", CAFile: "/ca", TokenFile: "/token"},
@@ -123,7 +123,7 @@ func TestFileKeysAndForms(t *testing.T) {
 		MaxAnswer:      256 << 20,
 		ServicePrefix:  "merit",
 
-		MaxServices: 1, MaxSlices: 2, MaxAddresses: 3, MaxSets: 4, Imports: Namespaces{"shop", "team-*"},
+		MaxServices: 1, MaxSlices: 2, MaxAddresses: 3, MaxSets: 4, Tier: 1, Imports: Namespaces{"shop", "team-*"},
 	}}
 	if diff := cmp.Diff(want, got.Remotes, comparePrefixes()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -87,7 +87,7 @@ func base(listen, probe string) Base {
 			MaxAnswer:      64 << 20,
 			ServicePrefix:  "g",
 
-			MaxServices: 2000, MaxSlices: 10_000, MaxAddresses: 100_000, MaxSets: 2000, Imports: Namespaces{"*"},
+			MaxServices: 2000, MaxSlices: 10_000, MaxAddresses: 100_000, MaxSets: 2000, Tier: 1, Imports: Namespaces{"*"},
 		}, {
 			Name: "on-prem",
 			Access: Access{
@@ -110,7 +110,7 @@ func base(listen, probe string) Base {
 			MaxObjects:     700,
 			ServicePrefix:  "on-prem",
 
-			MaxServices: 30, MaxSlices: 300, MaxAddresses: 3000, MaxSets: 40, Imports: Namespaces{"shop", "team-*"},
+			MaxServices: 30, MaxSlices: 300, MaxAddresses: 3000, MaxSets: 40, Tier: 1, Imports: Namespaces{"shop", "team-*"},
 		}},
 		ListenAddress: listen,
 		ListenAuth:    ListenAuthNone,
@@ -315,7 +315,7 @@ func TestPolicyFlagsOfTheOriginal(t *testing.T) {
 				MaxAnswer:      256 << 20,
 				ServicePrefix:  "gcp",
 
-				MaxServices: 2000, MaxSlices: 10_000, MaxAddresses: 100_000, MaxSets: 2000, Imports: Namespaces{"*"},
+				MaxServices: 2000, MaxSlices: 10_000, MaxAddresses: 100_000, MaxSets: 2000, Tier: 1, Imports: Namespaces{"*"},
 			}},
 			Local:         Access{Kubeconfig: "/local"},
 			ListenAddress: ":8080",

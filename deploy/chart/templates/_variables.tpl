@@ -20,6 +20,7 @@ remotes:
   resyncPeriod: RESYNC_PERIOD
   servicePrefix: SERVICE_PREFIX
   staleAfter: STALE_AFTER
+  tier: TIER
   tokenFile: TOKEN_FILE
   wgListenPort: WG_LISTEN_PORT
   wgMTU: WG_MTU
