@@ -23,6 +23,8 @@ type View struct {
 	Meshes   []Mesh    `json:"meshes"`
 	// Imports are those of the Multi-Cluster Services API, with the clusters that agree on each.
 	Imports []Import `json:"imports,omitempty"`
+	// Tiers are proposals for clusters whose remotes differ in distance.
+	Tiers []Proposal `json:"tiers,omitempty"`
 	// Wrong are faults, Unknown is what couldn't be found out.
 	Wrong   []string `json:"wrong,omitempty"`
 	Unknown []string `json:"unknown,omitempty"`
@@ -138,6 +140,7 @@ func Of(now time.Time, clusters []*inspect.Cluster) *View {
 		v.relays(c)
 	}
 	v.imports(clusters)
+	v.tiers(clusters)
 	for _, l := range inspect.Lacking(clusters) {
 		v.wrong(l.Cluster.Name, "%s", l)
 	}
