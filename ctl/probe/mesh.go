@@ -96,8 +96,12 @@ type Plan struct {
 	Nodes int
 	// Image is the image of the pods; empty: the installed one.
 	Image string
-	// Throughput sends a stream between the first pair of pods.
-	Throughput bool
+	// Throughput sends streams between the first pair of pods, for StreamFor seconds, so many at the
+	// same time; 0: default.
+	Throughput         bool
+	StreamFor, Streams int
+	// On are the nodes that run pods, by cluster; none: Nodes of all.
+	On map[string][]string
 	// Names are the DNS names to resolve, by cluster and remote.
 	Names map[[2]string][]string
 	// Asks are the services to ask, by cluster and remote; of a cluster and itself: endpoints
@@ -109,6 +113,15 @@ type Plan struct {
 
 	// secret authenticates the pods of this run to each other; empty: not authenticated.
 	secret reach.Secret
+}
+
+// nodes returns the nodes of a cluster that run pods.
+func (p *Plan) nodes(f *inspect.Facts) []string {
+	chosen := p.On[f.Name]
+	if len(chosen) == 0 {
+		return Pick(f, min(p.Nodes, MaxNodes))
+	}
+	return slices.DeleteFunc(Pick(f, len(f.Nodes)), func(node string) bool { return !slices.Contains(chosen, node) })
 }
 
 // image returns the image for pods of a cluster: by default the installed one, which its
@@ -185,7 +198,7 @@ func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, pl
 	var group sync.WaitGroup
 	for i, a := range askers {
 		if i == 0 && plan.Throughput && len(a.request.Try) > 0 {
-			a.request.Stream = a.request.Try[0]
+			a.request.Stream, a.request.StreamFor, a.request.Streams = a.request.Try[0], plan.StreamFor, plan.Streams
 		}
 		group.Go(func() { a.ask(ctx, clusters[a.from.cluster]) })
 	}
@@ -205,7 +218,7 @@ func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, pl
 func serve(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, plan *Plan, id string) []server {
 	var servers []server
 	for i, f := range all {
-		for _, node := range Pick(f, min(plan.Nodes, MaxNodes)) {
+		for _, node := range plan.nodes(f) {
 			servers = append(servers, server{NodeRef: NodeRef{f.Name, node}, cluster: i})
 		}
 	}

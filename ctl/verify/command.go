@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -21,6 +22,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
+	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
 const about = `Tests connections between temporary pods of joined clusters, in both directions, and prints
@@ -43,18 +45,22 @@ func skippable() []string { return []string{throughput, name, "policy"} }
 
 // Command is "semaphorectl verify".
 func Command(s *cli.Session) *cobra.Command {
-	plan, output, skip := probe.Plan{}, "", []string(nil)
+	plan, output, skip, on, duration := probe.Plan{}, "", []string(nil), []string(nil), time.Duration(0)
 	cmd := &cobra.Command{
 		Use:   "verify CLUSTER CLUSTER...",
 		Short: "Test connections between pods of joined clusters",
 		Long:  about,
 		Example: `  semaphorectl verify aws gcp
   semaphorectl verify aws gcp --nodes 10 -o json
-  semaphorectl verify aws gcp --skip throughput,policy`,
+  semaphorectl verify aws gcp --skip throughput,policy
+  semaphorectl verify aws gcp --on aws/aws-1,gcp/gcp-2 --duration 30s --streams 4`,
 		Args:              cobra.MinimumNArgs(2),
 		ValidArgsFunction: s.CompleteClusters,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := check(output, skip, plan.Nodes); err != nil {
+				return cli.Usage(err)
+			}
+			if err := errors.Join(stream(&plan, duration), nodes(&plan, on, args)); err != nil {
 				return cli.Usage(err)
 			}
 			clusters, err := s.Clusters(args)
@@ -83,6 +89,9 @@ func Command(s *cli.Session) *cobra.Command {
 	}
 	fs := cmd.Flags()
 	fs.IntVar(&plan.Nodes, "nodes", 3, fmt.Sprintf("number of nodes of each cluster that run pods, at most %d", probe.MaxNodes))
+	fs.StringSliceVar(&on, "on", nil, "nodes that run pods instead of the first ones, as in aws/aws-1")
+	fs.DurationVar(&duration, "duration", 2*time.Second, fmt.Sprintf("duration of the TCP streams from the first pod of the first cluster, at most %ds", reach.MaxStreamFor))
+	fs.IntVar(&plan.Streams, "streams", 1, fmt.Sprintf("number of TCP streams at the same time, at most %d", reach.MaxStreams))
 	fs.StringVar(&plan.Image, "image", "", "image of the pods (default: the installed image)")
 	fs.StringSliceVar(&skip, "skip", nil, "tests to skip: "+strings.Join(skippable(), ", "))
 	fs.StringVarP(&output, "output", "o", "", "output format: json")
@@ -108,14 +117,50 @@ func check(output string, skip []string, nodes int) error {
 	return errors.Join(errs...)
 }
 
+// stream sets the streams of a plan.
+func stream(plan *probe.Plan, duration time.Duration) error {
+	plan.StreamFor = int(duration / time.Second)
+	var errs []error
+	if duration < time.Second || duration > reach.MaxStreamFor*time.Second || duration%time.Second != 0 {
+		errs = append(errs, fmt.Errorf("--duration %s: 1s to %ds, in whole seconds", duration, reach.MaxStreamFor))
+	}
+	if plan.Streams < 1 || plan.Streams > reach.MaxStreams {
+		errs = append(errs, fmt.Errorf("--streams %d: 1 to %d", plan.Streams, reach.MaxStreams))
+	}
+	return errors.Join(errs...)
+}
+
+// nodes sets the nodes of a plan.
+func nodes(plan *probe.Plan, on, clusters []string) error {
+	plan.On = map[string][]string{}
+	var errs []error
+	for _, word := range on {
+		of, node, _ := strings.Cut(word, "/")
+		if !slices.Contains(clusters, of) || inspect.CheckName("Node", "metadata.name", node) != nil {
+			errs = append(errs, fmt.Errorf("--on %s: expected a cluster of the arguments and a node of it, as in %s/node-1", word, clusters[0]))
+			continue
+		}
+		plan.On[of] = append(plan.On[of], node)
+		if len(plan.On[of]) > probe.MaxNodes {
+			errs = append(errs, fmt.Errorf("--on: more than %d nodes of %s", probe.MaxNodes, of))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // run reads clusters, runs the tests, and judges the results.
 func run(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, plan probe.Plan, skip []string) (*Report, error) {
 	known, all := make([]cluster, len(clusters)), inspect.ReadAll(ctx, clusters)
 	var group sync.WaitGroup
 	for i, c := range clusters {
+		if err := missing(c.Name, plan.On[c.Name], all[i]); err != nil {
+			return nil, err
+		}
+	}
+	for i, c := range clusters {
 		group.Go(func() {
 			known[i] = know(ctx, c, all[i])
-			if n := len(all[i].Nodes); n > plan.Nodes {
+			if n := len(all[i].Nodes); n > plan.Nodes && len(plan.On[c.Name]) == 0 {
 				s.Say("%s: pods on %d of its %d nodes, see --nodes", c.Name, min(plan.Nodes, known[i].nodes), n)
 			}
 		})
@@ -138,6 +183,17 @@ func run(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, plan prob
 		return nil, err
 	}
 	return judge(known, tried, skip), err
+}
+
+// missing returns an error unless all chosen nodes of a cluster can run pods.
+func missing(cluster string, chosen []string, f *inspect.Facts) error {
+	able := probe.Pick(f, len(f.Nodes))
+	for _, node := range chosen {
+		if len(f.Unread) == 0 && !slices.Contains(able, node) {
+			return fmt.Errorf("--on %s/%s: the cluster has no node of this name that is ready and runs Linux", cluster, node)
+		}
+	}
+	return nil
 }
 
 // Label and annotations of mirrors (docs/service-mirror.md).

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
 // State is the state of a row.
@@ -52,6 +53,8 @@ type Row struct {
 	State    State  `json:"state"`
 	Expected string `json:"expected,omitempty"`
 	Found    string `json:"found"`
+	// Stream has the figures of a stream.
+	Stream *reach.Stream `json:"stream,omitempty"`
 }
 
 // Report is the result of the command.
@@ -180,7 +183,7 @@ func streams(tried *probe.Results, skip []string) []Row {
 	}
 	var rows []Row
 	for _, s := range tried.Streams {
-		r := Row{From: s.From.String(), To: s.To.String(), What: throughput, State: Right, Expected: "a stream is received", Found: fmt.Sprintf("%.0f Mbit/s", s.Rate/1e6)}
+		r := Row{From: s.From.String(), To: s.To.String(), What: throughput, State: Right, Expected: "a stream is received", Found: rate(&s.Stream), Stream: &s.Stream}
 		if s.Error != "" || s.Rate <= 0 {
 			r.State, r.Found = Wrong, cmp.Or(s.Error, "nothing was received")
 		}
@@ -190,6 +193,15 @@ func streams(tried *probe.Results, skip []string) []Row {
 		rows = append(rows, Row{What: throughput, State: Unknown, Found: "no pair of pods ran"})
 	}
 	return rows
+}
+
+// rate describes what was measured of a stream.
+func rate(s *reach.Stream) string {
+	text := fmt.Sprintf("%.0f Mbit/s", s.Rate/1e6)
+	if s.Sent > 0 {
+		text += fmt.Sprintf("; round trip meanwhile %.1f ms, longest %.1f ms, %d of %d lost", float64(s.Busy)/1000, float64(s.Longest)/1000, s.Lost, s.Sent)
+	}
+	return text
 }
 
 func names(c *cluster, remote string, tried *probe.Results, skip []string) []Row {

@@ -1,12 +1,15 @@
 package verify
 
 import (
+	"errors"
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
@@ -192,5 +195,36 @@ func TestArguments(t *testing.T) {
 		if err := check(tt.output, tt.skip, tt.nodes); (err == nil) != tt.right {
 			t.Errorf("%+v: %v", tt, err)
 		}
+	}
+}
+
+// TestStreamsAndNodes checks the flags of streams and nodes.
+func TestStreamsAndNodes(t *testing.T) {
+	for _, tt := range []struct {
+		duration time.Duration
+		streams  int
+		on       []string
+		want     string // of the error; empty: none
+	}{
+		{30 * time.Second, 4, []string{"aws/aws-1", "gcp/gcp-2"}, ""},
+		{51 * time.Second, 1, nil, "--duration 51s: 1s to 50s"},
+		{1500 * time.Millisecond, 1, nil, "--duration 1.5s"},
+		{time.Second, 17, nil, "--streams 17: 1 to 16"},
+		{time.Second, 1, []string{"merit/merit-1"}, "--on merit/merit-1: expected a cluster of the arguments"},
+		{time.Second, 1, []string{"aws"}, "--on aws: expected"},
+		{time.Second, 1, []string{"aws/-x"}, "--on aws/-x: expected"},
+	} {
+		plan := probe.Plan{Streams: tt.streams}
+		err := errors.Join(stream(&plan, tt.duration), nodes(&plan, tt.on, []string{"aws", "gcp"}))
+		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("%+v: %v", tt, err)
+		}
+	}
+	f := &inspect.Facts{Name: "aws", Nodes: []inspect.Node{{Name: "aws-1", Ready: "True"}, {Name: "aws-2", Ready: "False"}}}
+	if err := missing("aws", []string{"aws-1"}, f); err != nil {
+		t.Error(err)
+	}
+	if err := missing("aws", []string{"aws-2"}, f); err == nil || !strings.Contains(err.Error(), "--on aws/aws-2") {
+		t.Error(err)
 	}
 }

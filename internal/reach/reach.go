@@ -59,6 +59,10 @@ type Request struct {
 	Try    []string `json:"try,omitempty"`
 	Stream string   `json:"stream,omitempty"`
 	Names  []string `json:"names,omitempty"`
+	// StreamFor is the duration of the stream in seconds, at most MaxStreamFor, and Streams the
+	// number of streams at the same time, at most MaxStreams; 0: default.
+	StreamFor int `json:"streamFor,omitempty"`
+	Streams   int `json:"streams,omitempty"`
 	// Asks are services to ask as clients do.
 	Asks []ServiceRequest `json:"asks,omitempty"`
 	// Must makes the program fail if one of the asks does, for helm test.

@@ -47,18 +47,34 @@ type Name struct {
 	Addresses []string `json:"addresses,omitempty"`
 }
 
-// Stream is the rate of a TCP stream in bits per second.
+// Stream is the rate of TCP streams together in bits per second.
 type Stream struct {
 	Error string  `json:"error,omitempty"`
 	Rate  float64 `json:"rate,omitempty"`
+	// Busy is the median round trip of small datagrams meanwhile, Longest the longest one, in
+	// microseconds, and Lost the number of those without a response of Sent.
+	Busy    int64 `json:"busy,omitempty"`
+	Longest int64 `json:"longest,omitempty"`
+	Sent    int   `json:"sent,omitempty"`
+	Lost    int   `json:"lost,omitempty"`
 }
+
+// Bounds of a stream: its duration in seconds, less than the pod that receives it allows for one
+// request, and the number of streams.
+const (
+	MaxStreamFor = 50
+	MaxStreams   = 16
+)
 
 const (
 	// patience is the default of Request.Patience: agents need seconds to learn the prefix
 	// of a new pod if the network plugin doesn't assign it beforehand.
 	patience = 20 * time.Second
-	// streamFor is the duration of the stream.
-	streamFor = 2 * time.Second
+	// streamFor is the default duration of the stream in seconds, busySpacing the interval of
+	// datagrams meanwhile, and busyWait how long each waits for its response.
+	streamFor   = 2
+	busySpacing = 20 * time.Millisecond
+	busyWait    = time.Second
 	// smallest is the size of a small datagram in bytes.
 	smallest = 32
 	// mostNamed is the maximum number of reported addresses of a name.
@@ -124,8 +140,7 @@ func TryAll(ctx context.Context, r Request, result *Result) {
 			}
 			return
 		}
-		rate, err := r.Secret.stream(ctx, r.Stream)
-		result.Streamed = &Stream{Error: text(err), Rate: rate}
+		result.Streamed = r.Secret.streams(ctx, r.Stream, time.Duration(min(cmp.Or(r.StreamFor, streamFor), MaxStreamFor))*time.Second, min(cmp.Or(r.Streams, 1), MaxStreams))
 	}
 }
 
@@ -306,16 +321,56 @@ func (z zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (s Secret) stream(ctx context.Context, address string) (float64, error) {
-	ctx, cancel := context.WithTimeout(ctx, streamFor+10*time.Second)
+// streams sends so many streams at the same time, and small datagrams beside them.
+func (s Secret) streams(ctx context.Context, address string, duration time.Duration, number int) *Stream {
+	rates, errs := make([]float64, number), make([]error, number)
+	var streaming sync.WaitGroup
+	for i := range number {
+		streaming.Go(func() { rates[i], errs[i] = s.stream(ctx, address, duration) })
+	}
+	found := &Stream{}
+	s.roundTrips(ctx, address, duration, found)
+	streaming.Wait()
+	for _, rate := range rates {
+		found.Rate += rate
+	}
+	found.Error = text(errors.Join(errs...))
+	return found
+}
+
+func (s Secret) stream(ctx context.Context, address string, duration time.Duration) (float64, error) {
+	ctx, cancel := context.WithTimeout(ctx, duration+10*time.Second)
 	defer cancel()
 	began := time.Now()
-	answer, err := s.get(ctx, http.MethodPost, address, "/stream", zeros{began.Add(streamFor)})
+	answer, err := s.get(ctx, http.MethodPost, address, "/stream", zeros{began.Add(duration)})
 	if err != nil {
 		return 0, err
 	}
 	received, err := strconv.ParseInt(answer, 10, 64)
 	return float64(received) * 8 / time.Since(began).Seconds(), err
+}
+
+// roundTrips measures the round trips of small datagrams for a while.
+func (s Secret) roundTrips(ctx context.Context, address string, duration time.Duration, found *Stream) {
+	conn, err := dialWhole(ctx, address)
+	if err != nil {
+		return // That datagrams fail is another test's result.
+	}
+	defer func() { _ = conn.Close() }() // no unsent data
+	var took []time.Duration
+	for end := time.Now().Add(duration); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(busySpacing) {
+		found.Sent++
+		rtt, err := s.echo(conn.UDPConn, smallest, busyWait)
+		if err != nil {
+			found.Lost++
+			continue
+		}
+		took = append(took, rtt)
+	}
+	if len(took) > 0 {
+		slices.Sort(took)
+		found.Busy, found.Longest = took[len(took)/2].Microseconds(), took[len(took)-1].Microseconds()
+	}
 }
 
 func resolve(ctx context.Context, name string, limit time.Duration) Name {

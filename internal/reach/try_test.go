@@ -32,11 +32,11 @@ func TestPodsThatTry(t *testing.T) {
 	const there, self = "127.86.42.1", "127.0.0.1"
 	serve(t, there)
 	var got Result
-	TryAll(t.Context(), Request{Secret: ours, Try: []string{there}, MeetFrom: []string{self, there}, Stream: there}, &got)
+	TryAll(t.Context(), Request{Secret: ours, Try: []string{there}, MeetFrom: []string{self, there}, Stream: there, StreamFor: 1, Streams: 2}, &got)
 	if try := got.Connections[0]; try.Error+try.Datagrams+try.Seen != "" || try.RTT == 0 || try.MTU == 0 || try.Carries != try.MTU {
 		t.Errorf("tried: %+v", try)
 	}
-	if got.Streamed == nil || got.Streamed.Error != "" || got.Streamed.Rate <= 0 {
+	if s := got.Streamed; s == nil || s.Error != "" || s.Rate <= 0 || s.Sent == 0 || s.Busy == 0 || s.Longest < s.Busy {
 		t.Errorf("streamed: %+v", got.Streamed)
 	}
 	// It comes from another address than the pod has.
