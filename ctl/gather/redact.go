@@ -40,7 +40,7 @@ func redact(text string, public map[string]bool) string {
 	})
 }
 
-// trim removes from an object what nobody reads, and values of environment variables that aren't ours.
+// trim removes bookkeeping from an object, and values of environment variables that aren't ours.
 func trim(o *unstructured.Unstructured) {
 	unstructured.RemoveNestedField(o.Object, "metadata", "managedFields")
 	unstructured.RemoveNestedField(o.Object, "metadata", "annotations", corev1.LastAppliedConfigAnnotation)

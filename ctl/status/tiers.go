@@ -26,7 +26,7 @@ type Near struct {
 }
 
 // A remote is of the next tier if it is as many times as far as the nearest of a tier, and further
-// by so many seconds: within one region nobody wants tiers.
+// by so many seconds: within one region tiers only cost capacity.
 const (
 	fartherTimes = 2
 	fartherBy    = 0.005
