@@ -57,9 +57,10 @@ type relayedCluster struct {
 	known   atomic.Pointer[relayedNodes]
 }
 
-// relayedObject is an object as it is held. It is immutable.
+// relayedObject is an object as it is held. It is immutable, and leads to nothing else: the watch
+// measures what it holds.
 type relayedObject struct {
-	of      *relayedCluster
+	cluster string
 	count   int              // of the cluster; negative: it is a node
 	node    *peers.Node      // of a remote; nil: it is another object
 	local   *peers.LocalNode // of this cluster; nil: it is another object
@@ -249,7 +250,7 @@ func (c *relayedCluster) keep(o *v1alpha1.WireguardPeers, maxPrefixes int) (*rel
 	if o.Name != o.Spec.ObjectName() {
 		return nil, nil
 	}
-	kept := &relayedObject{of: c, count: -1}
+	kept := &relayedObject{cluster: c.name, count: -1}
 	kept.version, _ = strconv.ParseUint(o.ResourceVersion, 10, 64)
 	switch {
 	case o.Spec.Name == "":
@@ -272,17 +273,17 @@ func (r *relayed) sort(context.Context) error {
 	if !synced {
 		return nil
 	}
-	seen := make(map[*relayedCluster]relayedVersion, len(r.clusters))
+	seen := make(map[string]relayedVersion, len(r.clusters))
 	for _, o := range objects {
-		v := seen[o.of]
-		seen[o.of] = relayedVersion{v.objects + 1, v.sum + o.version, max(v.newest, o.version)}
+		v := seen[o.cluster]
+		seen[o.cluster] = relayedVersion{v.objects + 1, v.sum + o.version, max(v.newest, o.version)}
 	}
 	for name, c := range r.clusters {
 		before := c.known.Load()
-		if seen[c] == c.seen && (before.synced || before.incomplete != "") {
+		if seen[name] == c.seen && (before.synced || before.incomplete != "") {
 			continue
 		}
-		c.seen = seen[c]
+		c.seen = seen[name]
 		after := before.after(c.collect(objects), c.most)
 		if after.incomplete != before.incomplete {
 			r.log.Info("set of nodes", "cluster", name, "incomplete", after.incomplete, "nodes", max(len(after.nodes), len(after.locals)))
@@ -298,7 +299,7 @@ func (c *relayedCluster) collect(objects []*relayedObject) (now relayedNodes) {
 	counted := -1
 	for _, o := range objects {
 		switch {
-		case o.of != c:
+		case o.cluster != c.name:
 		case o.node != nil:
 			now.nodes = append(now.nodes, o.node)
 		case o.local != nil:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -333,4 +334,33 @@ func TestWhatIsSilent(t *testing.T) {
 	if c := contact(&coordinationv1.Lease{}, now); !c.Late {
 		t.Errorf("an empty Lease: %+v", c)
 	}
+}
+
+// TestRelayedObjectsHoldDataAlone looks for what an object as it is held could lead to: the watch
+// measures it, and would measure and race with that.
+func TestRelayedObjectsHoldDataAlone(t *testing.T) {
+	seen := map[reflect.Type]bool{}
+	var walk func(of reflect.Type, path string)
+	walk = func(of reflect.Type, path string) {
+		if seen[of] {
+			return
+		}
+		seen[of] = true
+		switch of.Kind() {
+		case reflect.Pointer, reflect.Slice, reflect.Array:
+			walk(of.Elem(), path)
+		case reflect.Struct:
+			if pkg := of.PkgPath(); pkg == "net/netip" || pkg == "time" {
+				return
+			}
+			for i := range of.NumField() {
+				walk(of.Field(i).Type, path+"."+of.Field(i).Name)
+			}
+		case reflect.Map, reflect.Func, reflect.Chan, reflect.Interface, reflect.UnsafePointer:
+			if of != reflect.TypeFor[error]() { // an immutable one
+				t.Errorf("%s is a %s", path, of)
+			}
+		}
+	}
+	walk(reflect.TypeFor[*relayedObject](), "relayedObject")
 }
