@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/peers/paths"
+	"github.com/kube-semaphore/kube-semaphore/routes"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
@@ -91,7 +93,17 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 	})
 	shared := []netip.Prefix{}
 	if a.cfg.Mark != 0 {
-		shared = peers.Around(cfg.PodSubnets, r.controller.State().Restored)
+		restored := peers.Around(cfg.PodSubnets, r.controller.State().Restored)
+		// As an earlier process has left them: the remote's nodes may not be on disk yet.
+		before, err := routes.Exempted(context.Background(), a.cfg.Mark, routes.Origin{Device: r.device.Name(), Subnets: cfg.PodSubnets}, cfg.ListenPort)
+		if err != nil && !errors.Is(err, routes.ErrNoFilter) {
+			return nil, err
+		}
+		for _, s := range cfg.PodSubnets {
+			if slices.Contains(restored, s) || slices.Contains(before, s) {
+				shared = append(shared, s)
+			}
+		}
 	}
 	r.shared.Store(&shared)
 	return r, nil

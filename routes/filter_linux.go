@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -158,6 +159,27 @@ func RequireFilter(ctx context.Context) error {
 		return fmt.Errorf("nf_tables is required: %w: load its modules nf_tables and nft_fib_inet, or build them in", err)
 	}
 	return nil
+}
+
+// Exempted returns those subnets of an origin whose nodes' packets the installed filter exempts, as an
+// earlier process has left it. Port is that of the device.
+func Exempted(ctx context.Context, mark uint32, origin Origin, port int) ([]netip.Prefix, error) {
+	have, err := readTable(ctx)
+	if err != nil {
+		return nil, err
+	}
+	installed := have.rulesOf(arrivalChain)
+	var exempted []netip.Prefix
+	for _, s := range origin.Subnets {
+		of := Ruleset{Mark: mark, Ports: map[string]int{origin.Device: port}, Shared: []Origin{{Device: origin.Device, Subnets: []netip.Prefix{s}}}}
+		is := func(rule object) bool {
+			return slices.ContainsFunc(installed, func(have []netlink.Attribute) bool { return matches(have, rule.attrs) })
+		}
+		if rules := of.sharedRules(); len(rules) > 0 && is(rules[0]) {
+			exempted = append(exempted, s)
+		}
+	}
+	return exempted, nil
 }
 
 // dialFilter opens a connection to nf_tables in the network namespace of the calling

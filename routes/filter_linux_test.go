@@ -478,3 +478,29 @@ func (b *forgeBed) waitDropped(t *testing.T, origins []Origin, want uint64) {
 		t.Errorf("%d packets dropped, want %d", got, want)
 	}
 }
+
+// TestExemptedSubnetsAreRead reads what an earlier process has exempted.
+func TestExemptedSubnetsAreRead(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		const mark, port = 0x1073, 51820
+		exempted := func(mark uint32, port int) string {
+			found, err := Exempted(t.Context(), mark, gcpOrigin()[0], port)
+			must(t, err)
+			return fmt.Sprint(found)
+		}
+		if got := exempted(mark, port); got != "[]" {
+			t.Errorf("without a table: %s", got)
+		}
+		rules := rulesetOf(gcpOrigin())
+		rules.Mark, rules.Ports = mark, map[string]int{"wireguard.gcp": port}
+		rules.Shared = []Origin{{Device: "wireguard.gcp", Subnets: prefixes(subnet6)}}
+		_, err := newFilter(t).Sync(t.Context(), rules)
+		must(t, err)
+		if got, want := exempted(mark, port), fmt.Sprint(prefixes(subnet6)); got != want {
+			t.Errorf("exempted are %s, want %s", got, want)
+		}
+		if got := exempted(mark, port+1) + exempted(mark<<1, port) + exempted(0, port); got != "[][][]" {
+			t.Errorf("of another port, another mark and without one: %s", got)
+		}
+	})
+}
