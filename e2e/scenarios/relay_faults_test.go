@@ -385,7 +385,7 @@ func (f *faulty) names(t *testing.T) (all []string) {
 
 func (f *faulty) deleteAll(t *testing.T) {
 	t.Helper()
-	out, err := f.aws.Kubectl(t.Context(), "delete", "--namespace", systemNamespace, "--all", v1alpha1.Resource)
+	out, err := f.aws.Kubectl(t.Context(), "delete", "--wait=false", "--namespace", systemNamespace, "--all", v1alpha1.Resource)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
