@@ -67,21 +67,17 @@ func Revoke(ctx context.Context, s *cli.Session, pairs []Pair) error {
 
 // Restore creates the accounts of the pairs that an interrupted revocation has left deleted.
 func Restore(ctx context.Context, s *cli.Session, pairs []Pair) error {
-	all, err := read(ctx, pairs, false)
+	deleted, err := read(ctx, pairs, false)
 	if err != nil {
 		return err
 	}
-	var deleted []*revocation
-	for _, r := range all {
-		if r.account.UID == "" {
-			s.Say("%s: the account %s is missing: continuing the revocation of its tokens", r.in.Name, r.account.Name)
-			deleted = append(deleted, r)
-		}
+	for _, r := range deleted {
+		s.Say("%s: the account %s is missing: continuing the revocation of its tokens", r.in.Name, r.account.Name)
 	}
 	return revoke(ctx, s, deleted)
 }
 
-// read reads the accounts of the pairs.
+// read reads the accounts of the pairs: all of them to revoke, else those that are deleted.
 func read(ctx context.Context, pairs []Pair, toRevoke bool) ([]*revocation, error) {
 	var all []*revocation
 	var errs []error
@@ -98,7 +94,7 @@ func read(ctx context.Context, pairs []Pair, toRevoke bool) ([]*revocation, erro
 	return all, errors.Join(errs...)
 }
 
-// readAccount reads an account and its Secret; nil: there are none.
+// readAccount reads an account and its Secret; nil: there is nothing to do with it.
 func readAccount(ctx context.Context, p Pair, tool string, toRevoke bool) (*revocation, error) {
 	name := account(tool, p.To.Name)
 	r := &revocation{in: p.From}
@@ -115,6 +111,8 @@ func readAccount(ctx context.Context, p Pair, tool string, toRevoke bool) (*revo
 	}
 	found, err := p.From.Client.CoreV1().ServiceAccounts(cli.Namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
+	case err == nil && !toRevoke:
+		return nil, nil
 	case err == nil:
 		r.account = found
 	case !apierrors.IsNotFound(err):
