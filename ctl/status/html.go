@@ -231,8 +231,7 @@ func (m *Mesh) totals() []total {
 			}
 		}
 		if len(took) > 0 {
-			slices.Sort(took)
-			all[i].Median, all[i].Slowest = took[len(took)/2], took[len(took)-1]
+			all[i].Median, all[i].Slowest = middle(took), slices.Max(took)
 		}
 	}
 	return all

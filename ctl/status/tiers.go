@@ -83,9 +83,14 @@ func (m *Mesh) median() float64 {
 			}
 		}
 	}
-	if len(took) == 0 {
+	return middle(took)
+}
+
+// middle sorts numbers, and returns the median; 0: there are none.
+func middle(all []float64) float64 {
+	if len(all) == 0 {
 		return 0
 	}
-	slices.Sort(took)
-	return took[len(took)/2]
+	slices.Sort(all)
+	return all[len(all)/2]
 }
