@@ -16,6 +16,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -64,7 +65,7 @@ var kinds = []struct {
 	{"batch", "v1", "cronjobs", cli.Namespace, ""},
 	{"batch", "v1", "jobs", cli.Namespace, ""},
 	{"coordination.k8s.io", "v1", "leases", cli.Namespace, ""},
-	{"discovery.k8s.io", "v1", "endpointslices", "", "endpointslice.kubernetes.io/managed-by=" + inspect.ServiceMirror},
+	{"discovery.k8s.io", "v1", "endpointslices", "", discoveryv1.LabelManagedBy + "=" + inspect.ServiceMirror},
 	{"networking.k8s.io", "v1", "networkpolicies", cli.Namespace, ""},
 	{"networking.k8s.io", "v1", "servicecidrs", "", ""},
 	{"policy", "v1", "poddisruptionbudgets", cli.Namespace, ""},

@@ -32,13 +32,11 @@ func (p *ServicePort) key() string { return p.Service + " " + p.Port + " " + p.F
 func ReadServicePorts(ctx context.Context, c *cli.Cluster) ([]ServicePort, error) {
 	names := map[string]string{} // of Services in our namespace, for clients
 	err := cli.List(ctx, c.Client.CoreV1().Services(cli.Namespace), metav1.ListOptions{LabelSelector: importSelector}, func(o *corev1.Service) error {
-		s := KubeService{Namespace: o.Annotations[mark+"namespace"], Name: o.Annotations[mark+"name"], Origin: o.Annotations[mark+"cluster"]}
-		for key, name := range map[string]string{"namespace": s.Namespace, "name": s.Name} {
-			if err := CheckName("Service "+o.Name, mark+key, name); err != nil {
-				return err
-			}
+		var s KubeService
+		if err := s.imported(o); err != nil || s.Object == "" {
+			return err
 		}
-		names[o.Name] = s.DNS()
+		names[s.Object] = s.DNS()
 		return nil
 	})
 	if err != nil {

@@ -115,20 +115,8 @@ func (t *collector) services(ctx context.Context, namespace, selector, labels st
 			return nil // What a mirror has made isn't an origin.
 		}
 		if namespace == cli.Namespace {
-			s.Object, s.Origin = o.Name, o.Annotations[mark+"cluster"]
-			s.Namespace, s.Name = o.Annotations[mark+"namespace"], o.Annotations[mark+"name"]
-			if s.Name == "" || s.Namespace == "" {
-				return nil // Nothing of it is known.
-			}
-			for what, name := range map[string]string{mark + "namespace": s.Namespace, mark + "name": s.Name} {
-				if err := CheckName("Service "+o.Name, what, name); err != nil {
-					return err
-				}
-			}
-			if s.Origin != "" {
-				if _, err := cluster.ParseName(s.Origin); err != nil {
-					return fmt.Errorf("the annotation %scluster of Service %s: %w", mark, o.Name, err)
-				}
+			if err := s.imported(o); err != nil || s.Object == "" {
+				return err
 			}
 		}
 		s.ClusterIPs = addresses(o.Spec.ClusterIPs)
@@ -169,6 +157,26 @@ func (t *collector) services(ctx context.Context, namespace, selector, labels st
 		s.Digest = digest(addresses)
 	}
 	return all, err
+}
+
+// imported sets the names of an import by its annotations; without an Object nothing of it is known.
+func (s *KubeService) imported(o *corev1.Service) error {
+	origin, namespace, name := o.Annotations[mark+"cluster"], o.Annotations[mark+"namespace"], o.Annotations[mark+"name"]
+	if name == "" || namespace == "" {
+		return nil
+	}
+	for what, name := range map[string]string{mark + "namespace": namespace, mark + "name": name} {
+		if err := CheckName("Service "+o.Name, what, name); err != nil {
+			return err
+		}
+	}
+	if origin != "" {
+		if _, err := cluster.ParseName(origin); err != nil {
+			return fmt.Errorf("the annotation %scluster of Service %s: %w", mark, o.Name, err)
+		}
+	}
+	s.Object, s.Origin, s.Namespace, s.Name = o.Name, origin, namespace, name
+	return nil
 }
 
 // addresses returns those of the texts that are addresses.
