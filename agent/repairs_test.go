@@ -5,12 +5,12 @@ import (
 	"errors"
 	"log/slog"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/synctest"
 )
 
 func TestRepairsAreCountedWhileTheDesiredStateStays(t *testing.T) {

@@ -12,13 +12,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/synctest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/synctest"
 )
 
 // TestGuardsPolicy checks that the policy selects only pods of its run, admits only the sets

@@ -5,10 +5,11 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/synctest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -7,8 +7,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/synctest"
 )
 
 // serve serves at a loopback address until the test ends.

@@ -9,10 +9,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/synctest"
 )
 
 // bench runs one loop inside a synctest bubble, where time only passes while

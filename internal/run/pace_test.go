@@ -5,8 +5,9 @@ import (
 	"net/http"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/synctest"
 )
 
 // TestPauseFollowsTheCost makes a response that takes long wait for its successor.

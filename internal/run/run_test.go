@@ -8,10 +8,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/synctest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

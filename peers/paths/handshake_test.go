@@ -3,9 +3,9 @@ package paths
 import (
 	"log/slog"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/synctest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 

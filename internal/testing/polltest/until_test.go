@@ -4,8 +4,9 @@ import (
 	"fmt"
 	"runtime"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/synctest"
 )
 
 // fatal records the message of a failing test.
