@@ -155,9 +155,9 @@ lint: ## tidy modules and golangci-lint, which vets, too
 settings: ## docs/settings.md, from internal/config
 	$(GO) test ./docs -run TestSettingsPage -update
 
-.PHONY: chart
-chart: ## deploy/chart, from the bases of deploy and internal/config
-	$(GO) -C tools run ./release/chart
+.PHONY: manifests
+manifests: ## the folders of deploy for kubectl apply -k, from deploy/chart, and the schema of its values, from internal/config
+	$(GO) test ./deploy -run 'TestSchema|TestManifests' -update
 
 .PHONY: fmt
 fmt: ## format everything

@@ -184,7 +184,7 @@ func TestVariablesAreNotSubstituted(t *testing.T) {
 	}
 	const optOut = "kustomize.toolkit.fluxcd.io/substitute: disabled\n"
 	for path, want := range map[string]string{
-		"observability/kustomization.yaml": "\n      annotations:\n        " + optOut, "chart/templates/observability.yaml": "\n  annotations:\n    " + optOut,
+		"observability/kustomization.yaml": "\n      annotations:\n        " + optOut, "chart/templates/observability/configmaps.yaml": "\n  annotations:\n    " + optOut,
 	} {
 		if content, err := os.ReadFile(path); err != nil || !strings.Contains(string(content), want) {
 			t.Errorf("%s doesn't opt out of substitution: %v", path, err)

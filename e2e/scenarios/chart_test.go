@@ -91,12 +91,6 @@ func TestChartRendersAsKustomize(t *testing.T) {
 				args = append(args, "--set", set)
 			}
 			wanted, got := manifestsByName(t, want), manifestsByName(t, command(t, helm, args...))
-			for _, o := range got {
-				unstructured.RemoveNestedField(o, "metadata", "annotations", "helm.sh/resource-policy")
-				if annotations, _, _ := unstructured.NestedMap(o, "metadata", "annotations"); len(annotations) == 0 {
-					unstructured.RemoveNestedField(o, "metadata", "annotations")
-				}
-			}
 			// Helm keeps its release in the namespace.
 			delete(wanted, "Namespace "+systemNamespace)
 			if diff := cmp.Diff(wanted, got); diff != "" || len(wanted) < 50 {
@@ -223,15 +217,15 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		}
 	}
 	for set, want := range map[string]string{
-		"wireguard.extraEnv[0].name=SEMAPHORE_POD_NAME":                                                       "wireguard.extraEnv: SEMAPHORE_POD_NAME is set by the chart already",
-		"tokens.extraEnv[0].name=GOGC,tokens.extraEnv[1].name=GOGC":                                           "tokens.extraEnv: GOGC is set by another item already",
-		"metrics.auth=true,wireguard.extraEnv[0].name=SEMAPHORE_LISTEN_AUTH":                                  "wireguard.extraEnv: SEMAPHORE_LISTEN_AUTH is set by metrics.auth already",
-		"metrics.auth=true,relay.enabled=true,relay.extraEnv[0].name=SEMAPHORE_LISTEN_AUTH":                   "relay.extraEnv: SEMAPHORE_LISTEN_AUTH is set by metrics.auth already",
-		"relay.enabled=true,wireguard.extraEnv[0].name=SEMAPHORE_REMOTES_FROM":                                "wireguard.extraEnv: SEMAPHORE_REMOTES_FROM is set by relay.enabled and relay.agents already",
-		"wireguard.podPrefixes=calico,wireguard.extraEnv[0].name=SEMAPHORE_WG_POD_CIDRS":                      "wireguard.extraEnv: SEMAPHORE_WG_POD_CIDRS is set by wireguard.podPrefixes already",
-		"serviceMirror.extraVolumes[0].name=probe":                                                            "serviceMirror.extraVolumes: probe is set by the chart already",
-		"wireguard.networkd=true,wireguard.extraVolumes[0].name=networkd-state":                               "wireguard.extraVolumes: networkd-state is set by wireguard.networkd already",
-		"policy.extraVolumeMounts[0].name=x,policy.extraVolumeMounts[0].mountPath=/run/semaphore":             "policy.extraVolumeMounts: /run/semaphore is set by the chart already",
+		"wireguard.extraEnv[0].name=SEMAPHORE_POD_NAME":                                                       "wireguard.extraEnv: SEMAPHORE_POD_NAME is set already",
+		"tokens.extraEnv[0].name=GOGC,tokens.extraEnv[1].name=GOGC":                                           "tokens.extraEnv: GOGC is set already",
+		"metrics.auth=true,wireguard.extraEnv[0].name=SEMAPHORE_LISTEN_AUTH":                                  "wireguard.extraEnv: SEMAPHORE_LISTEN_AUTH is set already",
+		"metrics.auth=true,relay.enabled=true,relay.extraEnv[0].name=SEMAPHORE_LISTEN_AUTH":                   "relay.extraEnv: SEMAPHORE_LISTEN_AUTH is set already",
+		"relay.enabled=true,wireguard.extraEnv[0].name=SEMAPHORE_REMOTES_FROM":                                "wireguard.extraEnv: SEMAPHORE_REMOTES_FROM is set already",
+		"wireguard.podPrefixes=calico,wireguard.extraEnv[0].name=SEMAPHORE_WG_POD_CIDRS":                      "wireguard.extraEnv: SEMAPHORE_WG_POD_CIDRS is set already",
+		"serviceMirror.extraVolumes[0].name=probe":                                                            "serviceMirror.extraVolumes: probe is set already",
+		"wireguard.networkd=true,wireguard.extraVolumes[0].name=networkd-state":                               "wireguard.extraVolumes: networkd-state is set already",
+		"policy.extraVolumeMounts[0].name=x,policy.extraVolumeMounts[0].mountPath=/run/semaphore":             "policy.extraVolumeMounts: /run/semaphore is set already",
 		"remotes.true.apiURL=https://x,remotes.true.podSubnets={10.6.0.0/16},remotes.true.wgListenPort=51841": "the name of a cluster is y, yes, on, of which YAML makes true: write it in quotes",
 	} {
 		out, err := exec.CommandContext(t.Context(), helm, chartArgs(t, "template", "aws", "--set", "policy.enabled=true,"+set)...).CombinedOutput()

@@ -321,7 +321,7 @@ func publishVirtually(t *testing.T, cluster *testbed.Cluster, own, nodes clientc
 	text, err := os.ReadFile(filepath.Join(deployFolder(t), "wireguard", "map", "rbac.yaml"))
 	must(t, err)
 	file := filepath.Join(t.TempDir(), "rbac.yaml")
-	must(t, os.WriteFile(file, bytes.ReplaceAll(text, []byte("[SEMAPHORE_POD_SUBNETS_MAP]"), []byte(`["`+has+`"]`)), 0o600))
+	must(t, os.WriteFile(file, bytes.ReplaceAll(text, []byte(`["SEMAPHORE_POD_SUBNETS_MAP"]`), []byte(`["`+has+`"]`)), 0o600))
 	must(t, cluster.Apply(t.Context(), file))
 	must(t, cluster.AwaitRight(t.Context(), systemNamespace, agentAccount,
 		authorizationv1.ResourceAttributes{Verb: "publish", Group: "semaphore.uw.io", Resource: "podsubnetsmaps", Name: has}, true))

@@ -61,31 +61,34 @@ func allCommand(ctx context.Context, in invocation) error {
 			return err
 		}
 	}
-	if err := chart(ctx, in.root, *version, *image, *out); err != nil {
+	if err := chart(in.root, *version, *image, *out); err != nil {
 		return err
 	}
 	return checksums(*out)
 }
 
-// chart makes the package of the chart, as helm package does, and as helm install and helm push
-// take it.
-func chart(ctx context.Context, root, version, image, out string) (err error) {
+// chart makes the package of deploy/chart, as helm package does, and as helm install and helm push
+// take it, with the release's version and image.
+func chart(root, version, image, out string) error {
 	const name = "kube-semaphore"
-	dir, err := os.MkdirTemp("", "chart-")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	folder := filepath.Join(dir, name)
-	args := []string{"-C", "tools", "run", "./release/chart", "-version", version, "-o", folder}
+	number := strings.TrimPrefix(version, "v")
+	edits := map[string][]edit{"Chart.yaml": {{"version: .*", "version: " + number}, {"appVersion: .*", "appVersion: " + version}}}
 	if image != "" {
-		args = append(args, "-image", image)
+		m := untagged.FindStringSubmatch(image)
+		if m == nil {
+			return fmt.Errorf("-image %q: expected a name without a tag, @sha256: and 64 hexadecimal digits", image)
+		}
+		registry, repository, digest := "", m[1], m[2]
+		if before, after, has := strings.Cut(repository, "/"); has && strings.ContainsAny(before, ".:") {
+			registry, repository = before, after
+		}
+		edits["values.yaml"] = []edit{
+			{"  registry: .*", fmt.Sprintf("  registry: %q", registry)}, {"  repository: .*", "  repository: " + repository}, {"  digest: .*", fmt.Sprintf("  digest: %q", digest)},
+		}
 	}
-	if _, err := goOutput(ctx, root, nil, args...); err != nil {
-		return err
-	}
+	folder := filepath.Join(root, "deploy", "chart")
 	var files []archived
-	err = filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+	err := filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
@@ -93,9 +96,20 @@ func chart(ctx context.Context, root, version, image, out string) (err error) {
 		if err != nil {
 			return err
 		}
-		inside, err := filepath.Rel(dir, path)
-		files = append(files, archived{filepath.ToSlash(inside), content, 0o644})
-		return err
+		inside, err := filepath.Rel(folder, path)
+		if err != nil {
+			return err
+		}
+		inside = filepath.ToSlash(inside)
+		for _, e := range edits[inside] {
+			line := regexp.MustCompile("(?m)^" + e.line + "$")
+			if found := len(line.FindAll(content, -1)); found != 1 {
+				return fmt.Errorf("%s has %d lines %q instead of one", path, found, e.line)
+			}
+			content = line.ReplaceAllLiteral(content, []byte(e.by))
+		}
+		files = append(files, archived{name + "/" + inside, content, 0o644})
+		return nil
 	})
 	if err != nil {
 		return err
@@ -104,8 +118,13 @@ func chart(ctx context.Context, root, version, image, out string) (err error) {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(out, name+"-"+strings.TrimPrefix(version, "v")+".tgz"), packed, 0o644)
+	return os.WriteFile(filepath.Join(out, name+"-"+number+".tgz"), packed, 0o644)
 }
+
+// edit replaces the one line of a file that matches an expression.
+type edit struct{ line, by string }
+
+var untagged = regexp.MustCompile(`^([a-z0-9][a-z0-9._/-]*(?::[0-9]+/[a-z0-9._/-]+)?)@(sha256:[0-9a-f]{64})$`)
 
 // checksums writes SHA256SUMS of all files of a folder.
 func checksums(folder string) error {

@@ -1,3 +1,4 @@
+{{- /* The reference of the image. */ -}}
 {{- define "semaphore.image" -}}
 {{- with .Values.image.registry }}{{ . }}/{{ end -}}
 {{- .Values.image.repository -}}
@@ -19,13 +20,17 @@
 {{- end -}}
 {{- end -}}
 
+{{- /* The variable of a setting without its prefix, as WG_LISTEN_PORT for wgListenPort. */ -}}
+{{- define "semaphore.variable" -}}
+{{ regexReplaceAll "[A-Z]+" . "_$0" | upper }}
+{{- end -}}
+
 {{- /* The content of the ConfigMap that all programs read. */ -}}
 {{- define "semaphore.settings" -}}
-{{- $variables := fromYaml (include "semaphore.variables" .) -}}
 {{- $data := dict "SEMAPHORE_CLUSTER_NAME" .Values.cluster "SEMAPHORE_REMOTES" (keys .Values.remotes | sortAlpha | join ",") -}}
 {{- range $key, $value := .Values.settings -}}
 {{- if not (kindIs "invalid" $value) -}}
-{{- $_ := set $data (get $variables.settings $key) (include "semaphore.text" $value) -}}
+{{- $_ := set $data (print "SEMAPHORE_" (include "semaphore.variable" $key)) (include "semaphore.text" $value) -}}
 {{- end -}}
 {{- end -}}
 {{- range $remote, $settings := .Values.remotes -}}
@@ -35,7 +40,7 @@
 {{- $prefix := printf "SEMAPHORE_REMOTE_%s_" ($remote | upper | replace "-" "_") -}}
 {{- range $key, $value := $settings -}}
 {{- if not (kindIs "invalid" $value) -}}
-{{- $_ := set $data (print $prefix (get $variables.remotes $key)) (include "semaphore.text" $value) -}}
+{{- $_ := set $data (print $prefix (include "semaphore.variable" $key)) (include "semaphore.text" $value) -}}
 {{- end -}}
 {{- end -}}
 {{- /* Where semaphorectl tokens puts the credentials. */ -}}
@@ -58,13 +63,61 @@
 semaphore-{{ $hash | replace "0" "g" | replace "1" "h" | replace "3" "k" | replace "a" "m" | replace "e" "t" }}
 {{- end -}}
 
-{{- /* Refuses items that are there already: field is unique among them, and set says by what a field is set. */ -}}
-{{- define "semaphore.once" -}}
-{{- range .items -}}
-{{- $item := get . $.field -}}
-{{- with get $.set $item -}}
-{{- fail (printf "%s: %s is set by %s already: remove this item" $.value $item .) -}}
+{{- /* Where pods of a program may run, and who may pull their image: (dict "root" . "program" .Values.policy). */ -}}
+{{- define "semaphore.placement" -}}
+{{- $fields := pick .program "priorityClassName" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" -}}
+{{- $_ := set $fields "imagePullSecrets" .root.Values.imagePullSecrets -}}
+{{- range $field, $value := $fields }}
+{{- if $value }}
+{{ dict $field $value | toYaml }}
+{{- end }}
+{{- end }}
 {{- end -}}
-{{- $_ := set $.set $item "another item" -}}
+
+{{- /* The image of a container. */ -}}
+{{- define "semaphore.container" -}}
+image: {{ include "semaphore.image" . | quote }}
+{{- with .Values.image.pullPolicy }}
+imagePullPolicy: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- /* The container's own token. As the kubelet mounts by default, except for the lifetime: API
+       servers make a year of the default's 3607 seconds, and of nothing else. */ -}}
+{{- define "semaphore.tokenSources" -}}
+sources:
+  - serviceAccountToken:
+      path: token
+      expirationSeconds: 3600
+  - configMap:
+      name: kube-root-ca.crt
+      items:
+        - key: ca.crt
+          path: ca.crt
+  - downwardAPI:
+      items:
+        - path: namespace
+          fieldRef:
+            apiVersion: v1
+            fieldPath: metadata.namespace
+{{- end -}}
+
+{{- /* Refuses items of extraEnv, extraVolumes and extraVolumeMounts that are there already: the API server
+       refuses some, and some only with server-side apply. (dict "program" "policy" "pod" SPEC) */ -}}
+{{- define "semaphore.once" -}}
+{{- $program := .program -}}
+{{- $lists := list (list "extraVolumes" "name" .pod.volumes) -}}
+{{- range .pod.containers -}}
+{{- $lists = concat $lists (list (list "extraEnv" "name" .env) (list "extraVolumeMounts" "mountPath" .volumeMounts)) -}}
+{{- end -}}
+{{- range $list := $lists -}}
+{{- $seen := dict -}}
+{{- range last $list -}}
+{{- $item := get . (index $list 1) -}}
+{{- if hasKey $seen $item -}}
+{{- fail (printf "%s.%s: %s is set already, by the chart, by another value or by another item: remove this item" $program (first $list) $item) -}}
+{{- end -}}
+{{- $_ := set $seen $item true -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
