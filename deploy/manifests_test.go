@@ -60,9 +60,9 @@ func TestManifests(t *testing.T) {
 		}
 		want["observability/"+name] = string(content)
 	}
+	helm := helm(t)
 	for _, r := range renderings() {
-		rendered := render(t, r.set)
-		for template, text := range rendered {
+		for template, text := range render(t, helm, r.set) {
 			switch file := r.files[template]; {
 			case r.files == nil && template != "settings.yaml": // That is a generator's.
 				want[template] = text
@@ -104,17 +104,23 @@ var (
 	separator = regexp.MustCompile(`\n+---\n`)
 )
 
-// render returns the output of helm template, by template, with what kustomize puts in: the name of the
-// ConfigMap, the tag of the image, and the suffix of the accounts for a remote.
-func render(t *testing.T, set string) map[string]string {
+// helm returns the path of helm.
+func helm(t *testing.T) string {
 	t.Helper()
 	binaries, err := tools.Build(t.Context(), t.Output(), tools.Helm)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return binaries[tools.Helm]
+}
+
+// render returns the output of helm template, by template, with what kustomize puts in: the name of the
+// ConfigMap, the tag of the image, and the suffix of the accounts for a remote.
+func render(t *testing.T, helm, set string) map[string]string {
+	t.Helper()
 	folder := t.TempDir()
 	const tag, suffix = ":later", "-suffixed-later"
-	out, err := exec.CommandContext(t.Context(), binaries[tools.Helm], "template", "semaphore", "chart", "--namespace", "sys-semaphore", "--skip-tests", "--output-dir", folder,
+	out, err := exec.CommandContext(t.Context(), helm, "template", "semaphore", "chart", "--namespace", "sys-semaphore", "--skip-tests", "--output-dir", folder,
 		"--set", "cluster=x,image.tag=later,remotes.suffixed-later.kubeconfig=/x,remotes.suffixed-later.podSubnets={10.4.0.0/16},remotes.suffixed-later.wgListenPort=51840,"+set).CombinedOutput()
 	if err != nil {
 		t.Fatalf("--set %s: %v\n%s", set, err, out)
@@ -179,7 +185,7 @@ func TestNamesStay(t *testing.T) {
 // TestCRDsOfImports compares the chart's CRDs of the Multi-Cluster Services API with the module's, which
 // semaphorectl installs. Helm keeps them, and their objects, when the release is uninstalled.
 func TestCRDsOfImports(t *testing.T) {
-	got := render(t, "mcs.enabled=true")["service-mirror/mcs/crds.yaml"]
+	got := render(t, helm(t), "mcs.enabled=true")["service-mirror/mcs/crds.yaml"]
 	crds := map[string]map[string]any{}
 	for document := range strings.SplitSeq(got, "\n---\n") {
 		var o unstructured.Unstructured
