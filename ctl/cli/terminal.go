@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -70,6 +71,15 @@ func (s *Session) line(mark, format string, args ...any) {
 	s.printing.Lock()
 	defer s.printing.Unlock()
 	fmt.Fprintln(s.Err, mark+printable.Text(fmt.Sprintf(format, args...), maxMessage))
+}
+
+// JSON writes a value as indented JSON, without control characters that clusters have chosen.
+func JSON(to io.Writer, value any) error {
+	body, err := json.MarshalIndent(value, "", "  ")
+	if err == nil {
+		_, err = to.Write(append(printable.JSON(body), '\n'))
+	}
+	return err
 }
 
 // ignore drops warnings of API servers, which are for developers.

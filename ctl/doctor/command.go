@@ -3,7 +3,6 @@ package doctor
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -98,11 +97,7 @@ func Command(session *cli.Session) *cobra.Command {
 
 func (d *Diagnosis) print(to io.Writer, output string) error {
 	if output == "json" {
-		body, err := json.MarshalIndent(d, "", "  ")
-		if err == nil {
-			_, err = to.Write(append(printable.JSON(body), '\n'))
-		}
-		return err
+		return cli.JSON(to, d)
 	}
 	var b strings.Builder
 	line := func(indent, format string, args ...any) {

@@ -20,6 +20,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -163,9 +164,12 @@ func (a *archive) cluster(ctx context.Context, c *cli.Cluster, survey *inspect.C
 	}
 	if dns := survey.DNS.Value; dns != nil {
 		for _, name := range []string{dns.Main, "coredns-custom", "node-local-dns"} {
+			if name == "" {
+				continue
+			}
 			found, err := c.Client.CoreV1().ConfigMaps(dns.Namespace).Get(ctx, name, metav1.GetOptions{})
 			switch {
-			case name == "" || apierrors.IsNotFound(err):
+			case apierrors.IsNotFound(err):
 				continue
 			case err != nil:
 				a.missing(c, "ConfigMap "+name, err)
@@ -180,16 +184,21 @@ func (a *archive) cluster(ctx context.Context, c *cli.Cluster, survey *inspect.C
 			}
 		}
 	}
+	var ours []container
 	for _, kind := range kinds {
-		if err := a.objects(ctx, c, schema.GroupVersionResource{Group: kind.group, Version: kind.version, Resource: kind.resource}, kind.namespace, kind.selector); err != nil {
+		each := func(*unstructured.Unstructured) error { return nil }
+		if kind.resource == "pods" {
+			each = func(o *unstructured.Unstructured) error { return containers(o, &ours) }
+		}
+		if err := a.objects(ctx, c, schema.GroupVersionResource{Group: kind.group, Version: kind.version, Resource: kind.resource}, kind.namespace, kind.selector, each); err != nil {
 			return err
 		}
 	}
-	return a.logs(ctx, c)
+	return a.logs(ctx, c, ours)
 }
 
-// objects adds the objects of a kind, one per line.
-func (a *archive) objects(ctx context.Context, c *cli.Cluster, of schema.GroupVersionResource, namespace, selector string) error {
+// objects adds the objects of a kind, one per line, and calls each with them.
+func (a *archive) objects(ctx context.Context, c *cli.Cluster, of schema.GroupVersionResource, namespace, selector string, each func(*unstructured.Unstructured) error) error {
 	var lines bytes.Buffer
 	err := cli.ListUntyped(ctx, c.Dynamic.Resource(of).Namespace(namespace), metav1.ListOptions{LabelSelector: selector}, func(o *unstructured.Unstructured) error {
 		trim(o)
@@ -201,7 +210,7 @@ func (a *archive) objects(ctx context.Context, c *cli.Cluster, of schema.GroupVe
 			return fmt.Errorf("the cluster has more than %d MiB", maxCluster>>20)
 		}
 		lines.Write(append(line, '\n'))
-		return nil
+		return each(o)
 	})
 	if apierrors.IsNotFound(err) {
 		return nil // The cluster doesn't serve this kind.
@@ -212,30 +221,33 @@ func (a *archive) objects(ctx context.Context, c *cli.Cluster, of schema.GroupVe
 	return a.text(c.Name+"/objects/"+of.Resource+".json", lines.String())
 }
 
-// logs adds the logs of our pods, those that aren't ready first.
-func (a *archive) logs(ctx context.Context, c *cli.Cluster) error {
-	type container struct {
-		pod, name string
-		before    bool // it has been restarted
-		ready     bool
+// container is one whose log is read.
+type container struct {
+	pod, name string
+	before    bool // it has been restarted
+	ready     bool
+}
+
+// containers adds those of a pod.
+func containers(o *unstructured.Unstructured, all *[]container) error {
+	var p corev1.Pod
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &p); err != nil {
+		return err
 	}
-	var all []container
-	err := cli.List(ctx, c.Client.CoreV1().Pods(cli.Namespace), metav1.ListOptions{}, func(p *corev1.Pod) error {
-		if err := inspect.CheckName("a Pod", "metadata.name", p.Name); err != nil {
+	if err := inspect.CheckName("a Pod", "metadata.name", p.Name); err != nil {
+		return err
+	}
+	for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+		if err := inspect.CheckName("Pod "+p.Name, "containerStatuses.name", s.Name); err != nil {
 			return err
 		}
-		for _, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
-			if err := inspect.CheckName("Pod "+p.Name, "containerStatuses.name", s.Name); err != nil {
-				return err
-			}
-			all = append(all, container{p.Name, s.Name, s.RestartCount > 0, s.Ready})
-		}
-		return nil
-	})
-	if err != nil {
-		a.missing(c, "pods", err)
-		return nil
+		*all = append(*all, container{p.Name, s.Name, s.RestartCount > 0, s.Ready})
 	}
+	return nil
+}
+
+// logs adds the logs of containers, those that aren't ready first.
+func (a *archive) logs(ctx context.Context, c *cli.Cluster, all []container) error {
 	slices.SortStableFunc(all, func(x, y container) int {
 		first := func(c container) int {
 			switch {

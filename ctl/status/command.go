@@ -2,7 +2,6 @@ package status
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -12,7 +11,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
-	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
 // watchPeriod is the pause between two views of --watch.
@@ -91,10 +89,7 @@ func show(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, ou
 	var err error
 	switch output {
 	case "json":
-		var body []byte
-		if body, err = json.MarshalIndent(view, "", "  "); err == nil {
-			_, err = session.Out.Write(append(printable.JSON(body), '\n'))
-		}
+		err = cli.JSON(session.Out, view)
 	case "html":
 		err = view.HTML(session.Out)
 	default:

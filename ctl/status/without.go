@@ -3,9 +3,9 @@ package status
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -121,14 +121,12 @@ func showWithout(ctx context.Context, session *cli.Session, clusters []*cli.Clus
 	if err != nil {
 		return err
 	}
-	text := []byte(w.Text())
 	if output == "json" {
-		if text, err = json.MarshalIndent(w, "", "  "); err != nil {
-			return err
-		}
-		text = append(printable.JSON(text), '\n')
+		err = cli.JSON(session.Out, w)
+	} else {
+		_, err = io.WriteString(session.Out, w.Text())
 	}
-	if _, err := session.Out.Write(text); err != nil {
+	if err != nil {
 		return fmt.Errorf("print: %w", err)
 	}
 	return cli.Judged(len(w.Lost) > 0, len(w.Unknown) > 0)
