@@ -224,7 +224,7 @@ const clusterName = `^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 
 // patterns are those of texts, by the tag "is".
 var patterns = map[string]string{
-	"https": `^https://[^/]`, "cluster": clusterName, "label": clusterName, "host:port": `:[0-9]+$`, "path": `^/`,
+	"https": `^https://[^/]`, "proxy": `^(https?|socks5)://[^/@]+/?$`, "cluster": clusterName, "label": clusterName, "host:port": `:[0-9]+$`, "path": `^/`,
 	"subdomain": `^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$`,
 }
 

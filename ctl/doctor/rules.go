@@ -331,7 +331,7 @@ var connections = []struct{ id, what, remedy string }{
 	{"rights-missing", "the account lacks rights", "apply deploy/remote to that cluster: it contains the roles of its neighbours' accounts"},
 	{"credentials-missing", "its credentials are missing", "hand over a token: semaphorectl tokens"},
 	{"api-name-unresolved", "the name of its API server can't be resolved", "check the name in SEMAPHORE_REMOTE_<NAME>_API_URL, and the DNS of the nodes of this cluster"},
-	{"api-away", "its API server doesn't answer", "check that the API server runs and that firewalls let the nodes of this cluster reach SEMAPHORE_REMOTE_<NAME>_API_URL; peers, mirrors and network sets are retained meanwhile"},
+	{"api-away", "its API server doesn't answer", "check that the API server runs and that firewalls let the nodes of this cluster reach SEMAPHORE_REMOTE_<NAME>_API_URL, and that the proxy does which the error may name; peers, mirrors and network sets are retained meanwhile"},
 	{"api-failing", "its API server can't be read", "the error is that of the API server, see its log; request the same with the token of the Secret: curl --cacert CA -H \"Authorization: Bearer TOKEN\" API_URL/api/v1/nodes?limit=1"},
 }
 

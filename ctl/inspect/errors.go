@@ -16,9 +16,11 @@ var kinds = []struct {
 }{
 	{"certificate-expired", []string{"x509: certificate has expired or is not yet valid"}},
 	{"wrong-ca", []string{"x509: certificate", "tls: failed to verify"}},
+	{CredentialsMissing, []string{"no such file", "empty token", `invalid header field value for "Authorization"`}},
+	// Whatever the proxy's reason is, the API server was not reached.
+	{"api-away", []string{"through the proxy "}},
 	{TokenRefused, []string{"Unauthorized", "asked for the client to provide credentials"}},
 	{"rights-missing", []string{"forbidden", "Forbidden"}},
-	{CredentialsMissing, []string{"no such file", "empty token", `invalid header field value for "Authorization"`}},
 	{"api-name-unresolved", []string{"no such host", "server misbehaving", "Temporary failure in name resolution"}},
 	{"api-away", []string{
 		"connection refused", "i/o timeout", "no route to host", "network is unreachable", "deadline exceeded", "EOF",

@@ -137,6 +137,7 @@ var remoteSettings = map[string]func(value string) error{
 	NodeSubnets:       func(value string) error { _, err := Prefixes(value); return err },
 	ImportNamespaces:  func(value string) error { return brief(new(config.Namespaces).Decode(value)) },
 	"_API_URL":        func(value string) error { _, err := ParseServer(value); return err },
+	ProxyURL:          func(value string) error { _, err := config.ParseProxy(value); return err },
 	"_WG_LISTEN_PORT": func(value string) error {
 		if port, err := strconv.Atoi(value); err != nil || port < 1 || port > 65535 {
 			return fmt.Errorf("%.20q is not a port", value)
@@ -253,9 +254,10 @@ const (
 	MostServices = 10_000_000
 )
 
-// Suffixes of the variables that bound a remote's pods, nodes and exports, and of the map of its
-// virtual subnets.
+// Suffixes of the variables that bound a remote's pods, nodes and exports, of the map of its
+// virtual subnets, and of the proxy to its API server.
 const (
+	ProxyURL         = "_PROXY_URL"
 	PodSubnets       = "_POD_SUBNETS"
 	NodeSubnets      = "_NODE_SUBNETS"
 	SubnetMap        = "_POD_SUBNETS_MAP"

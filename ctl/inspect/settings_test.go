@@ -58,6 +58,9 @@ func TestHostileSettings(t *testing.T) {
 		"services":           {map[string]string{MaxServices: "16383"}, ""},
 		"no services":        {map[string]string{MaxServices: "0"}, MaxServices + `: "0" is not a number from 1 to 10000000`},
 		"user":               {map[string]string{"SEMAPHORE_REMOTES": "gcp", gcp + "API_URL": "https://me:secret@x"}, "begins with https://"},
+		"proxy":              {map[string]string{"SEMAPHORE_REMOTES": "gcp", gcp + "PROXY_URL": "socks5://198.51.100.7:1080"}, ""},
+		"no proxy":           {map[string]string{"SEMAPHORE_REMOTES": "gcp", gcp + "PROXY_URL": "http://x/\x1b[2J"}, gcp + "PROXY_URL: not the URL of a proxy"},
+		"user of a proxy":    {map[string]string{"SEMAPHORE_REMOTES": "gcp", gcp + "PROXY_URL": "http://me:secret@x"}, gcp + "PROXY_URL: user and password are not supported"},
 		"label":              {map[string]string{"SEMAPHORE_POLICY_LABEL_DOMAIN": "a b"}, "is not a domain"},
 		"key":                {map[string]string{"a\nb": "c"}, "not a valid key of a ConfigMap"},
 	} {

@@ -33,7 +33,7 @@ func (a *installation) probe(ctx context.Context) []fault {
 		}
 		for j, other := range a.facts {
 			if i != j && servers[j] {
-				request.Servers = append(request.Servers, reach.Server{URLs: a.candidates(a.facts[i], other), CA: other.CA})
+				request.Servers = append(request.Servers, reach.Server{URLs: a.candidates(a.facts[i], other), CA: other.CA, Proxy: a.proxy(a.facts[i], other)})
 			}
 		}
 		answers, failed := probe.Ask(ctx, c, a.facts[i], a.Image, request)

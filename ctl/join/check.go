@@ -9,6 +9,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 )
 
@@ -98,6 +99,11 @@ func check(f *inspect.Facts, w *InstallOptions, remotes []string) []fault {
 	}
 	if s.server != "" && !strings.HasPrefix(s.server, "https://") {
 		wrong("the address of its API server, "+s.server+", doesn't begin with https://", "use --api-server "+f.Name+"=https://...")
+	}
+	for _, remote := range remotes {
+		if w.Proxies[remote] != "" && f.Installed.Settings[cluster.Name(remote).Variables()+"_KUBECONFIG"] != "" {
+			wrong("it reads "+remote+" with a kubeconfig", "set its proxy-url instead of --proxy-url "+remote+"=...")
+		}
 	}
 	if f.CA == "" && len(f.Unread) == 0 {
 		wrong("the ConfigMap kube-system/kube-root-ca.crt is missing, so its API server can't be verified", "check that kube-controller-manager runs")

@@ -26,7 +26,7 @@ import (
 type flags struct {
 	Options
 	servers, pods, machines, services map[string]string
-	virtual, imports                  map[string]string
+	virtual, imports, proxies         map[string]string
 	output, directory, pullSecret     string
 }
 
@@ -105,6 +105,7 @@ semaphorectl tokens.`,
 	fs.StringVar(&f.Image, "image", DefaultImage(), "image of the programs, with a tag or a digest")
 	fs.StringVar(&f.pullSecret, "image-pull-secret", "", "name of the Secret in sys-semaphore with the registry's credentials; without this flag a later join keeps what was given before")
 	fs.StringToStringVar(&f.servers, "api-server", nil, "URL at which other clusters' nodes reach an API server, as in aws=https://api.aws.example:6443")
+	fs.StringToStringVar(&f.proxies, "proxy-url", nil, "proxy through which the other clusters reach an API server, as in gcp=http://10.66.2.9:3128; gcp= for none; without this flag a later join keeps what was given before")
 	fs.StringToStringVar(&f.pods, "pod-subnets", nil, `pod subnets of a cluster, as in "aws=10.2.0.0/16 fd00:10:2::/48"`)
 	fs.StringToStringVar(&f.machines, "node-subnets", nil, `subnets of a cluster's nodes, as in "aws=10.66.1.0/24 fd00:66::1:0/112"`)
 	fs.StringToStringVar(&f.services, "service-subnets", nil, `subnets of a cluster's ClusterIPs, if its API server doesn't show them, as in "aws=10.96.0.0/16 fd00:96::/112"`)
@@ -191,6 +192,14 @@ func (f *flags) parse(names []string) error {
 		}
 		f.Imports[name] = namespaces
 	}
+	for _, name := range slices.Sorted(maps.Keys(f.proxies)) {
+		if _, err := config.ParseProxy(f.proxies[name]); err != nil && f.proxies[name] != "" {
+			errs = append(errs, fmt.Errorf("--proxy-url %s=...: %w", name, err))
+		}
+		if !slices.Contains(names, name) {
+			errs = append(errs, fmt.Errorf("--proxy-url %s=...: cluster %s isn't among the arguments", name, name))
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(f.servers)) {
 		if _, err := inspect.ParseServer(f.servers[name]); err != nil {
 			errs = append(errs, fmt.Errorf("--api-server %s=...: %w", name, err))
@@ -199,7 +208,7 @@ func (f *flags) parse(names []string) error {
 			errs = append(errs, fmt.Errorf("--api-server %s=...: cluster %s isn't among the arguments", name, name))
 		}
 	}
-	f.Servers = f.servers
+	f.Servers, f.Proxies = f.servers, f.proxies
 	return errors.Join(errs...)
 }
 

@@ -39,8 +39,10 @@ type InstallOptions struct {
 	// Relay is the value of --relay; empty: not given.
 	Relay string
 	// nodes is the number of nodes of the largest of the joined clusters.
-	nodes    int
-	Servers  map[string]string
+	nodes   int
+	Servers map[string]string
+	// Proxies are those through which others reach a cluster's API server; empty: none.
+	Proxies  map[string]string
 	Pods     map[string][]netip.Prefix
 	Machines map[string][]netip.Prefix
 	Services map[string][]netip.Prefix
@@ -67,8 +69,10 @@ type remoteSettings struct {
 	podsGiven, machinesGiven bool
 	// mapped has those by which others know its pods.
 	mapped *mapped
-	// imports are the namespaces in which others import what it exports; nil: not given.
+	// imports are the namespaces in which others import what it exports, proxy the one through which
+	// they reach its API server; nil: not given.
 	imports *config.Namespaces
+	proxy   *string
 }
 
 func (w *InstallOptions) remoteSettings(f *inspect.Facts) remoteSettings {
@@ -84,6 +88,9 @@ func (w *InstallOptions) remoteSettings(f *inspect.Facts) remoteSettings {
 	}
 	if given, is := w.Imports[f.Name]; is {
 		s.imports = &given
+	}
+	if given, is := w.Proxies[f.Name]; is {
+		s.proxy = &given
 	}
 	return s
 }
@@ -120,6 +127,12 @@ func settings(f *inspect.Facts, remotes []remoteSettings, taken map[int]bool) in
 			want[prefix+"_TOKEN_FILE"] = "/etc/semaphore/remotes/" + string(r.name) + ".token"
 			if want[prefix+"_CA_URL"] == "" {
 				want[prefix+"_CA_FILE"] = "/etc/semaphore/remotes/" + string(r.name) + ".ca.crt"
+			}
+			if r.proxy != nil {
+				delete(want, prefix+inspect.ProxyURL)
+			}
+			if r.proxy != nil && *r.proxy != "" {
+				want[prefix+inspect.ProxyURL] = *r.proxy
 			}
 		}
 		for _, b := range r.bounds(f.Installed.Settings) {
@@ -163,6 +176,14 @@ func configured(f, other *inspect.Facts) string {
 		return server
 	}
 	return ""
+}
+
+// proxy returns the proxy through which a cluster reaches another one's API server, or none.
+func (w *InstallOptions) proxy(f, other *inspect.Facts) string {
+	if given, is := w.Proxies[other.Name]; is {
+		return given
+	}
+	return f.Installed.Settings[cluster.Name(other.Name).Variables()+inspect.ProxyURL]
 }
 
 // list formats names for settings.

@@ -104,6 +104,42 @@ func TestServersAreRetained(t *testing.T) {
 	}
 }
 
+// TestProxies joins with, without and again without --proxy-url.
+func TestProxies(t *testing.T) {
+	const url, key = "http://198.51.100.7:3128", "SEMAPHORE_REMOTE_GCP_PROXY_URL"
+	aws := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
+	gcp := healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2")
+	for _, step := range []struct {
+		given map[string]string
+		want  string
+	}{{nil, ""}, {map[string]string{"gcp": url}, url}, {nil, url}, {map[string]string{"aws": "http://other"}, url}, {map[string]string{"gcp": ""}, ""}} {
+		o := InstallOptions{Proxies: step.given}
+		if got := o.proxy(aws, gcp); got != step.want {
+			t.Errorf("%v: nodes test through %q, want %q", step.given, got, step.want)
+		}
+		aws.Installed.Settings = settings(aws, []remoteSettings{o.remoteSettings(gcp)}, nil)
+		if got, set := aws.Installed.Settings[key]; got != step.want || set != (step.want != "") {
+			t.Errorf("%v: %q, want %q", step.given, got, step.want)
+		}
+	}
+	// A kubeconfig has its own.
+	aws.Installed.Settings = inspect.Settings{"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTE_GCP_KUBECONFIG": "/etc/gcp"}
+	o := InstallOptions{Tools: []string{"wireguard"}, Proxies: map[string]string{"gcp": url}}
+	only(t, "by kubeconfig", check(aws, &o, []string{"gcp"}), "it reads gcp with a kubeconfig: set its proxy-url")
+	for text, want := range map[string]string{
+		"ftp://a": "--proxy-url gcp=...: not the URL of a proxy", "http://me:planted@a": "--proxy-url gcp=...: user and password are not supported", "a:3128": "not the URL",
+	} {
+		f := flags{proxies: map[string]string{"gcp": text}}
+		if err := f.parse([]string{"aws", "gcp"}); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "planted") {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	f := flags{proxies: map[string]string{"merit": url}}
+	if err := f.parse([]string{"aws", "gcp"}); err == nil || !strings.Contains(err.Error(), "--proxy-url merit=...: cluster merit isn't among the arguments") {
+		t.Error(err)
+	}
+}
+
 // TestServersAreChosen has a configured address of gcp in aws that merit can't reach: aws
 // keeps it while it works, and merit never uses it.
 func TestServersAreChosen(t *testing.T) {

@@ -36,6 +36,8 @@ type Access struct {
 	// CASHA256 is in lower-case hexadecimal.
 	CASHA256  string `envconfig:"CA_SHA256" file:"remote.remoteCASHA256" desc:"SHA-256 fingerprints of CA certificates, comma-separated; of the certificates that _CA_URL serves only these are trusted (default: all)"`
 	TokenFile string `envconfig:"TOKEN_FILE" file:"remote.remoteSATokenPath" desc:"path of a service account token, reloaded when it is rotated"`
+	// ProxyURL is one of ParseProxy, for APIURL and CAURL.
+	ProxyURL string `envconfig:"PROXY_URL" is:"proxy" file:"remote.remoteProxyURL" desc:"URL of a proxy to the remote's API server, and for _CA_URL: http, https or socks5, such as http://10.66.2.9:3128, without user and password (default: HTTPS_PROXY)"`
 }
 
 // InCluster reports whether a is the in-cluster configuration.

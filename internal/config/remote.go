@@ -75,16 +75,19 @@ func (r *rawRemote) parse(f *faults, position int, need needs) {
 // access returns the settings of Access.
 func (r *rawRemote) access() []*setting {
 	a := &r.Access
-	return []*setting{r.of(&a.Kubeconfig), r.of(&a.APIURL), r.of(&a.CAURL), r.of(&a.CAFile), r.of(&a.TokenFile), r.of(&a.CASHA256)}
+	return []*setting{r.of(&a.Kubeconfig), r.of(&a.APIURL), r.of(&a.CAURL), r.of(&a.CAFile), r.of(&a.TokenFile), r.of(&a.CASHA256), r.of(&a.ProxyURL)}
 }
 
 // checkAccess checks that exactly one kind of access is configured, completely.
 func (r *rawRemote) checkAccess(f *faults) {
 	a := &r.Access
 	kubeconfig, server, caURL, caFile := r.of(&a.Kubeconfig), r.of(&a.APIURL), r.of(&a.CAURL), r.of(&a.CAFile)
-	token, pins := r.of(&a.TokenFile), r.of(&a.CASHA256)
-	direct := firstSet([]*setting{server, caURL, caFile, token, pins})
+	token, pins, proxy := r.of(&a.TokenFile), r.of(&a.CASHA256), r.of(&a.ProxyURL)
+	direct := firstSet([]*setting{server, caURL, caFile, token, pins, proxy})
 	switch {
+	case kubeconfig.set && direct == proxy && proxy.set:
+		f.add(proxy.origin, "set together with %s: set proxy-url in the kubeconfig instead", kubeconfig.origin)
+		return
 	case kubeconfig.set && direct != nil:
 		f.add(kubeconfig.origin, "set together with %s; access to %s needs only one of them", direct.origin, r.Name)
 		return

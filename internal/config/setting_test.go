@@ -48,7 +48,7 @@ func TestEverySettingIsComplete(t *testing.T) {
 			if words := s.list("oneof"); words != nil && !slices.Contains(words, s.tag.Get("default")) {
 				t.Errorf("the default of %s is not one of %s", s.variable, words)
 			}
-			if kinds := []string{"", "label", "cluster", "subdomain", "label value", "selector", "https", "host:port", "ip", "endpoint", "source", "pod prefixes", "path"}; !slices.Contains(kinds, s.tag.Get("is")) {
+			if kinds := []string{"", "label", "cluster", "subdomain", "label value", "selector", "https", "proxy", "host:port", "ip", "endpoint", "source", "pod prefixes", "path"}; !slices.Contains(kinds, s.tag.Get("is")) {
 				t.Errorf("%s must be a %s, which nothing checks", s.variable, s.tag.Get("is"))
 			}
 			file := s.tag.Get("file")

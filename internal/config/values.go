@@ -137,6 +137,23 @@ func (p *Subnets) Decode(text string) error {
 	return errors.Join(errs...)
 }
 
+// longestProxy bounds the URL of a proxy.
+const longestProxy = 300
+
+// ParseProxy parses the URL of a proxy, as client-go supports them. It has no user and password:
+// settings are in ConfigMaps, and in what programs report. An error doesn't quote the text.
+func ParseProxy(text string) (*url.URL, error) {
+	u, err := url.Parse(text)
+	switch {
+	case err != nil || !slices.Contains([]string{"http", "https", "socks5"}, u.Scheme) || u.Hostname() == "" || len(text) > longestProxy,
+		strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "":
+		return nil, errors.New("not the URL of a proxy, http, https or socks5, such as http://10.66.2.9:3128")
+	case u.User != nil:
+		return nil, errors.New("user and password are not supported in the URL, because settings are stored and shown as text; put the URL into a kubeconfig as its proxy-url")
+	}
+	return u, nil
+}
+
 // The functions below check values, and add errors to f.
 
 // kubeMarks are the bits by which kube-proxy and kubelets mark packets to masquerade and to
@@ -203,6 +220,10 @@ func (f *faults) check(origin, text, kind string) string {
 			f.add(origin, "not a URL that begins with https:// and a host")
 		case u.User != nil:
 			f.add(origin, "user and password are not supported in the URL")
+		}
+	case "proxy":
+		if _, err := ParseProxy(text); err != nil {
+			f.add(origin, "%w", err)
 		}
 	case "host:port":
 		_, port, err := net.SplitHostPort(text)

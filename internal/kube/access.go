@@ -111,6 +111,14 @@ func (c *ClientConfig) base() (*rest.Config, caSource, error) {
 	if access.TokenFile == "" && c.Token == "" {
 		return nil, caSource{}, errors.New("no token file")
 	}
+	proxy := environmentProxy()
+	if access.ProxyURL != "" {
+		parsed, err := config.ParseProxy(access.ProxyURL)
+		if err != nil {
+			return nil, caSource{}, fmt.Errorf("proxy: %w", err)
+		}
+		proxy = http.ProxyURL(parsed)
+	}
 	var source caSource
 	switch {
 	case c.CA != nil:
@@ -123,21 +131,37 @@ func (c *ClientConfig) base() (*rest.Config, caSource, error) {
 		if err := requireHTTPS(access.CAURL); err != nil {
 			return nil, caSource{}, fmt.Errorf("certificate authority: %w", err)
 		}
-		source = caURL(access.CAURL, access.Pins())
+		source = caURL(access.CAURL, access.Pins(), proxy)
 	default:
 		return nil, caSource{}, errors.New("no certificate authority")
 	}
 	return &rest.Config{
-		Host: access.APIURL, BearerTokenFile: access.TokenFile, BearerToken: c.Token, Proxy: environmentProxy(),
+		Host: access.APIURL, BearerTokenFile: access.TokenFile, BearerToken: c.Token, Proxy: proxy,
 	}, source, nil
 }
 
+// proxyFunc is http.Transport.Proxy.
+type proxyFunc = func(*http.Request) (*url.URL, error)
+
 // environmentProxy selects the proxy of a request by HTTPS_PROXY and NO_PROXY. Requests to
 // API servers and for their CAs use it, except those to the pod's own cluster, and those
-// with a kubeconfig that has a proxy-url.
-func environmentProxy() func(*http.Request) (*url.URL, error) {
+// with an Access.ProxyURL, or a kubeconfig that has a proxy-url.
+func environmentProxy() proxyFunc {
 	of := httpproxy.FromEnvironment().ProxyFunc()
 	return func(r *http.Request) (*url.URL, error) { return of(r.URL) }
+}
+
+// through names the proxy of a request in its error: net/http doesn't if the proxy refuses it, or
+// doesn't answer.
+func through(proxy proxyFunc, address string, err error) error {
+	to, invalid := url.Parse(address)
+	if invalid != nil || proxy == nil {
+		return err
+	}
+	if u, _ := proxy(&http.Request{URL: to}); u != nil {
+		return fmt.Errorf("through the proxy %s://%s: %w", u.Scheme, u.Host, err)
+	}
+	return err
 }
 
 func requireHTTPS(address string) error {

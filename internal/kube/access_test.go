@@ -151,7 +151,7 @@ func newTestTransport(authority caSource) *reloadingTransport {
 func TestRenewedAuthorityIsFetchedAgain(t *testing.T) {
 	before, after := newAuthority(), newAuthority()
 	api, fetch := newAPIServer(t, before), newCAServer(t, before.pem)
-	transport := newTestTransport(caURL(fetch.URL, nil))
+	transport := newTestTransport(caURL(fetch.URL, nil, nil))
 	client := clientOf(t, &rest.Config{Host: api.url(), Transport: transport})
 	if err := listNodes(t.Context(), client); err != nil {
 		t.Fatal(err)
@@ -252,7 +252,7 @@ func TestAuthorityThatCannotBeFetched(t *testing.T) {
 func TestAuthorityOfAnUntrustedServer(t *testing.T) {
 	ca := newAuthority()
 	fetch := newTLSServer(t, newAuthority(), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(ca.pem) }))
-	_, err := caURL(fetch.URL, nil).load()
+	_, err := caURL(fetch.URL, nil, nil).load()
 	if err == nil || !strings.Contains(err.Error(), "certificate signed by unknown authority") {
 		t.Errorf("error %v, want the address itself to be refused", err)
 	}
@@ -266,7 +266,7 @@ func TestAuthorityServerThatHangs(t *testing.T) {
 		server.handle(func(http.ResponseWriter, *http.Request) { <-release })
 		return server
 	}
-	client := caClient()
+	client := caClient(nil)
 	if client.Timeout != caTimeout {
 		t.Errorf("timeout %v, want %v", client.Timeout, caTimeout)
 	}
@@ -277,7 +277,7 @@ func TestAuthorityServerThatHangs(t *testing.T) {
 
 	// Requests that wait for one another can be cancelled meanwhile.
 	fetch := hanging()
-	transport := newTestTransport(caURL(fetch.URL, nil))
+	transport := newTestTransport(caURL(fetch.URL, nil, nil))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 2)
 	for range cap(done) {

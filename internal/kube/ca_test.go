@@ -69,7 +69,7 @@ func TestConnectionOfAReplacedAuthorityIsClosed(t *testing.T) {
 				replace = func() { kubeconfigFor(t, path, api.url(), after) }
 			case "URL":
 				fetch := newCAServer(t, before.pem)
-				from, replace = caURL(fetch.URL, nil).of(&rest.Config{}), func() { fetch.serve(after.pem) }
+				from, replace = caURL(fetch.URL, nil, nil).of(&rest.Config{}), func() { fetch.serve(after.pem) }
 			}
 			b, log := watchOver(t, api, from, 20*time.Millisecond)
 			eventually(t, "sync", b.watch.Synced)

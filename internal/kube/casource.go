@@ -67,21 +67,21 @@ func caGiven(pem []byte) caSource {
 // caURL is an https URL whose own certificate must verify with the system's CAs. Pins are
 // SHA-256 fingerprints of certificates in DER, in hexadecimal; without pins all
 // certificates are trusted.
-func caURL(address string, pins []string) caSource {
-	client := caClient()
+func caURL(address string, pins []string, proxy proxyFunc) caSource {
+	client := caClient(proxy)
 	return caSource{address, caURLPeriod, func() ([]byte, error) {
 		content, err := fetchCA(client, address)
 		if err != nil {
-			return nil, err
+			return nil, through(proxy, address, err)
 		}
 		return pinned(content, pins)
 	}}
 }
 
-func caClient() *http.Client {
+func caClient(proxy proxyFunc) *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
-			Proxy:                  environmentProxy(),
+			Proxy:                  proxy,
 			DialContext:            dialer().DialContext,
 			TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
 			TLSHandshakeTimeout:    handshakeTimeout,

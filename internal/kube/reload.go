@@ -114,12 +114,14 @@ func (t *reloadingTransport) RoundTrip(req *http.Request) (*http.Response, error
 	if watches(req) {
 		go t.follow(ctx)
 	}
-	response, err := used.transport.RoundTrip(t.directed(req.WithContext(ctx), used.server))
+	directed := t.directed(req.WithContext(ctx), used.server)
+	response, err := used.transport.RoundTrip(directed)
 	if err == nil {
 		response.Body = &endingBody{response.Body, end}
 		return response, nil
 	}
 	end()
+	err = through(used.cfg.Proxy, directed.URL.String(), err)
 	if !untrusted(err) {
 		return nil, err
 	}
@@ -299,10 +301,29 @@ type connections struct {
 // DialContext dials, unless the connections were revoked meanwhile.
 func (c *connections) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := c.Dialer.DialContext(ctx, network, address)
-	if err == nil && c.revoked.Load() {
+	switch {
+	case err != nil:
+		return nil, err
+	case c.revoked.Load():
 		return nil, errors.Join(errors.New("the access to the API server was replaced meanwhile"), conn.Close())
 	}
-	return conn, err
+	return &answering{Conn: conn}, conn.SetReadDeadline(time.Now().Add(handshakeTimeout))
+}
+
+// answering is a connection whose first answer has a deadline: net/http waits a minute for that of a
+// proxy to CONNECT, and for SOCKS as long as the request lasts.
+type answering struct {
+	net.Conn
+	answered atomic.Bool
+}
+
+// Read implements net.Conn.
+func (a *answering) Read(p []byte) (int, error) {
+	n, err := a.Conn.Read(p)
+	if err == nil && !a.answered.Swap(true) {
+		err = a.SetReadDeadline(time.Time{})
+	}
+	return n, err
 }
 
 func (c *connections) revoke() {

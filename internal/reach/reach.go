@@ -63,8 +63,10 @@ type Request struct {
 	// number of streams at the same time, at most MaxStreams; 0: default.
 	StreamFor int `json:"streamFor,omitempty"`
 	Streams   int `json:"streams,omitempty"`
-	// Asks are services to ask as clients do.
-	Asks []ServiceRequest `json:"asks,omitempty"`
+	// Asks are services to ask as clients do. With AskFor they are asked again and again for so
+	// many seconds.
+	Asks   []ServiceRequest `json:"asks,omitempty"`
+	AskFor int              `json:"askFor,omitempty"`
 	// Must makes the program fail if one of the asks does, for helm test.
 	Must bool `json:"must,omitempty"`
 	// Patience is the timeout of the first response in seconds; 0: default.
@@ -75,6 +77,8 @@ type Request struct {
 type Server struct {
 	URLs []string `json:"urls"`
 	CA   string   `json:"ca"` // PEM
+	// Proxy is a URL of config.ParseProxy, instead of Request.Proxy and NoProxy.
+	Proxy string `json:"proxy,omitempty"`
 }
 
 // Result is the result, as JSON in the container's termination message.
@@ -173,6 +177,13 @@ func (s Server) ask(ctx context.Context, url string, proxy *httpproxy.Config) er
 		return errors.New("no certificates to verify it with")
 	}
 	of := proxy.ProxyFunc()
+	if s.Proxy != "" {
+		by, err := config.ParseProxy(s.Proxy)
+		if err != nil {
+			return err
+		}
+		of = func(*neturl.URL) (*neturl.URL, error) { return by, nil }
+	}
 	transport := &http.Transport{
 		TLSClientConfig: &tls.Config{RootCAs: roots}, DisableKeepAlives: true,
 		Proxy: func(r *http.Request) (*neturl.URL, error) { return of(r.URL) },
@@ -184,6 +195,9 @@ func (s Server) ask(ctx context.Context, url string, proxy *httpproxy.Config) er
 	}
 	client := http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	response, err := client.Do(request)
+	if by, _ := of(request.URL); err != nil && by != nil {
+		return fmt.Errorf("through the proxy %s://%s: %w", by.Scheme, by.Host, err)
+	}
 	if err != nil {
 		return err
 	}

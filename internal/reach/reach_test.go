@@ -43,14 +43,14 @@ func TestLook(t *testing.T) {
 	port := taken.LocalAddr().(*net.UDPAddr).Port
 	// The certificate of httptest includes this name; the port is closed.
 	away := "https://127.0.0.1:1"
-	got := Check(t.Context(), Request{Ports: []int{port}, Servers: []Server{{[]string{server.URL, away}, ca(server)}, {[]string{other.URL}, "no certificate"}}})
+	got := Check(t.Context(), Request{Ports: []int{port}, Servers: []Server{{URLs: []string{server.URL, away}, CA: ca(server)}, {URLs: []string{other.URL}, CA: "no certificate"}}})
 	if got.Servers[server.URL] != "" || !strings.Contains(got.Servers[away], "refused") || !strings.Contains(got.Servers[other.URL], "no certificates") {
 		t.Errorf("servers %q", got.Servers)
 	}
 	if !strings.Contains(got.Taken[port], "in use") {
 		t.Errorf("taken %v", got.Taken)
 	}
-	got = Check(t.Context(), Request{Servers: []Server{{[]string{server.URL}, another(t)}}})
+	got = Check(t.Context(), Request{Servers: []Server{{URLs: []string{server.URL}, CA: another(t)}}})
 	if !strings.Contains(got.Servers[server.URL], "unknown authority") {
 		t.Errorf("with another authority %q", got.Servers)
 	}
@@ -187,14 +187,23 @@ func TestLookThroughAProxy(t *testing.T) {
 	ca := string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
 	// The certificate of httptest includes this name.
 	const url = "https://example.com:6443"
-	got := Check(t.Context(), Request{Proxy: proxy.URL, Servers: []Server{{[]string{url}, ca}}})
+	got := Check(t.Context(), Request{Proxy: proxy.URL, Servers: []Server{{URLs: []string{url}, CA: ca}}})
 	if host := asked.Load(); got.Servers[url] != "" || host == nil || *host != "example.com:6443" {
 		t.Errorf("%q", got.Servers)
 	}
 	asked.Store(nil)
 	const excepted = "https://127.0.0.1:1"
-	got = Check(t.Context(), Request{Proxy: proxy.URL, NoProxy: "127.0.0.1", Servers: []Server{{[]string{excepted}, ca}}})
+	got = Check(t.Context(), Request{Proxy: proxy.URL, NoProxy: "127.0.0.1", Servers: []Server{{URLs: []string{excepted}, CA: ca}}})
 	if asked.Load() != nil || !strings.Contains(got.Servers[excepted], "refused") {
 		t.Errorf("excepted: %q", got.Servers)
+	}
+	// The proxy of one server replaces both.
+	got = Check(t.Context(), Request{Proxy: "http://127.0.0.1:1", NoProxy: "example.com", Servers: []Server{{URLs: []string{url}, CA: ca, Proxy: proxy.URL}}})
+	if host := asked.Load(); got.Servers[url] != "" || host == nil || *host != "example.com:6443" {
+		t.Errorf("its own: %q", got.Servers)
+	}
+	got = Check(t.Context(), Request{Servers: []Server{{URLs: []string{url}, CA: ca, Proxy: "http://127.0.0.1:1"}}})
+	if !strings.Contains(got.Servers[url], "through the proxy http://127.0.0.1:1: ") {
+		t.Errorf("its own, which isn't there: %q", got.Servers)
 	}
 }
