@@ -15,7 +15,8 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// SIGHUP comes when a connection to the terminal is lost.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	// A second signal kills the process.
 	context.AfterFunc(ctx, stop)
 	session := cli.NewSession(os.Stdin, os.Stdout, os.Stderr, os.LookupEnv)

@@ -3,7 +3,6 @@ package verify
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -32,6 +31,11 @@ stream, and whether names of mirrored services are resolved. With semaphore-poli
 Calico it then guards the pods with a network policy that admits a network set: a pod
 without the label must be denied, and one with it admitted.
 
+With --drain it drains one of the clusters for a while instead, as for maintenance, and sends
+requests to its global services and imports from pods of the others meanwhile: none may be lost,
+and all must leave that cluster. It is undone at the end, also after an interruption. This needs
+the right to patch the Service kubernetes in its namespace default.
+
 The pods run in kube-system, on --nodes nodes of each cluster, with the installed image.
 The policy selects only these pods. Pods and policy are deleted at the end, also after an
 interruption; the next run deletes those of a killed one.
@@ -45,7 +49,7 @@ func skippable() []string { return []string{throughput, name, "policy"} }
 
 // Command is "semaphorectl verify".
 func Command(s *cli.Session) *cobra.Command {
-	plan, output, skip, on, duration := probe.Plan{}, "", []string(nil), []string(nil), time.Duration(0)
+	plan, output, skip, on, duration, which := probe.Plan{}, "", []string(nil), []string(nil), time.Duration(0), ""
 	cmd := &cobra.Command{
 		Use:   "verify CLUSTER CLUSTER...",
 		Short: "Test connections between pods of joined clusters",
@@ -53,14 +57,18 @@ func Command(s *cli.Session) *cobra.Command {
 		Example: `  semaphorectl verify aws gcp
   semaphorectl verify aws gcp --nodes 10 -o json
   semaphorectl verify aws gcp --skip throughput,policy
-  semaphorectl verify aws gcp --on aws/aws-1,gcp/gcp-2 --duration 30s --streams 4`,
+  semaphorectl verify aws gcp --on aws/aws-1,gcp/gcp-2 --duration 30s --streams 4
+  semaphorectl verify aws gcp merit --drain gcp`,
 		Args:              cobra.MinimumNArgs(2),
 		ValidArgsFunction: s.CompleteClusters,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := check(output, skip, plan.Nodes); err != nil {
 				return cli.Usage(err)
 			}
-			if err := errors.Join(stream(&plan, duration), nodes(&plan, on, args)); err != nil {
+			if which != "" && !cmd.Flags().Changed("duration") {
+				duration = drainFor
+			}
+			if err := errors.Join(stream(&plan, duration), nodes(&plan, on, args), drainable(cmd, which, duration, args)); err != nil {
 				return cli.Usage(err)
 			}
 			clusters, err := s.Clusters(args)
@@ -74,7 +82,12 @@ func Command(s *cli.Session) *cobra.Command {
 				unwanted = append(unwanted, policy)
 			}
 			s.Say("testing %s with temporary pods in %s", strings.Join(args, ", "), probe.Namespace)
-			report, err := run(ctx, s, clusters, plan, unwanted)
+			report, err := (*Report)(nil), error(nil)
+			if which != "" {
+				report, err = drain(ctx, s, clusters, plan, which, duration)
+			} else {
+				report, err = run(ctx, s, clusters, plan, unwanted)
+			}
 			if ctx.Err() != nil {
 				return errors.Join(context.Cause(ctx), err)
 			}
@@ -92,6 +105,7 @@ func Command(s *cli.Session) *cobra.Command {
 	fs.StringSliceVar(&on, "on", nil, "nodes that run pods instead of the first ones, as in aws/aws-1")
 	fs.DurationVar(&duration, "duration", 2*time.Second, fmt.Sprintf("duration of the TCP streams from the first pod of the first cluster, at most %ds", reach.MaxStreamFor))
 	fs.IntVar(&plan.Streams, "streams", 1, fmt.Sprintf("number of TCP streams at the same time, at most %d", reach.MaxStreams))
+	fs.StringVar(&which, "drain", "", "drain this cluster for --duration (default 20s) instead, and ask its services from pods of the others")
 	fs.StringVar(&plan.Image, "image", "", "image of the pods (default: the installed image)")
 	fs.StringSliceVar(&skip, "skip", nil, "tests to skip: "+strings.Join(skippable(), ", "))
 	fs.StringVarP(&output, "output", "o", "", "output format: json")
@@ -126,6 +140,26 @@ func stream(plan *probe.Plan, duration time.Duration) error {
 	}
 	if plan.Streams < 1 || plan.Streams > reach.MaxStreams {
 		errs = append(errs, fmt.Errorf("--streams %d: 1 to %d", plan.Streams, reach.MaxStreams))
+	}
+	return errors.Join(errs...)
+}
+
+// drainable checks the flags of --drain.
+func drainable(cmd *cobra.Command, which string, duration time.Duration, clusters []string) error {
+	if which == "" {
+		return nil
+	}
+	var errs []error
+	if !slices.Contains(clusters, which) {
+		errs = append(errs, fmt.Errorf("--drain %s: expected a cluster of the arguments", which))
+	}
+	if duration < drainAtLeast {
+		errs = append(errs, fmt.Errorf("--duration %s: with --drain at least %s", duration, drainAtLeast))
+	}
+	for _, flag := range []string{"skip", "streams"} {
+		if cmd.Flags().Changed(flag) {
+			errs = append(errs, fmt.Errorf("--%s has no effect with --drain", flag))
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -250,11 +284,7 @@ func (c *cluster) pick(remote string) []string {
 
 func (r *Report) print(to io.Writer, output string) error {
 	if output == "json" {
-		body, err := json.MarshalIndent(r, "", "  ")
-		if err == nil {
-			_, err = to.Write(append(printable.JSON(body), '\n'))
-		}
-		return err
+		return cli.JSON(to, r)
 	}
 	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	_, err := fmt.Fprintln(w, "FROM\tTO\tWHAT\tEXPECTED\tFOUND\t")

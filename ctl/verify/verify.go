@@ -53,8 +53,15 @@ type Row struct {
 	State    State  `json:"state"`
 	Expected string `json:"expected,omitempty"`
 	Found    string `json:"found"`
-	// Stream has the figures of a stream.
-	Stream *reach.Stream `json:"stream,omitempty"`
+	// Stream has the figures of a stream, Requests those of asking a service.
+	Stream   *reach.Stream `json:"stream,omitempty"`
+	Requests *Requests     `json:"requests,omitempty"`
+}
+
+// Requests are the numbers of requests, and of those without a response.
+type Requests struct {
+	Sent int `json:"sent"`
+	Lost int `json:"lost"`
 }
 
 // Report is the result of the command.
@@ -114,17 +121,22 @@ func judge(clusters []cluster, tried *probe.Results, skip []string) *Report {
 	for i := range clusters {
 		r.Rows = append(r.Rows, policies(&clusters[i], clusters, tried, skip)...)
 	}
+	r.settle()
+	// No pod ran.
+	if len(tried.Connections) == 0 && r.Verdict == Right {
+		r.Verdict = Unknown
+	}
+	return r
+}
+
+// settle sets the verdict by the rows.
+func (r *Report) settle() {
 	for i := range r.Rows {
 		switch s := r.Rows[i].State; {
 		case s == Wrong, s == Unknown && r.Verdict == Right:
 			r.Verdict = s
 		}
 	}
-	// No pod ran.
-	if len(tried.Connections) == 0 && r.Verdict == Right {
-		r.Verdict = Unknown
-	}
-	return r
 }
 
 // connection judges the connection of a pod to another one:

@@ -31,8 +31,21 @@ type ServiceResult struct {
 	Name  string   `json:"name,omitempty"`
 	Found []string `json:"found,omitempty"`
 	DNS   string   `json:"dns,omitempty"`
-	// Failed has the errors of addresses.
+	// Failed has the errors of addresses, the first one of each.
 	Failed map[string]string `json:"failed,omitempty"`
+	// Sent is the number of repeated requests, and Lost of those without a response.
+	Sent int `json:"sent,omitempty"`
+	Lost int `json:"lost,omitempty"`
+}
+
+// fail adds the error of an address, unless it has one.
+func (r *ServiceResult) fail(address string, err error) {
+	if r.Failed == nil {
+		r.Failed = map[string]string{}
+	}
+	if r.Failed[address] == "" {
+		r.Failed[address] = short(err)
+	}
 }
 
 const (
@@ -44,6 +57,9 @@ const (
 	MaxAsks = 10
 	// apiService is a name that every cluster has, below its search domains.
 	apiService = "kubernetes.default.svc"
+	// repeatSpacing is the interval of repeated requests, and repeatWait how long each waits.
+	repeatSpacing = 100 * time.Millisecond
+	repeatWait    = 3 * time.Second
 )
 
 func askService(ctx context.Context, a ServiceRequest) ServiceResult {
@@ -70,14 +86,42 @@ func askService(ctx context.Context, a ServiceRequest) ServiceResult {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			if result.Failed == nil {
-				result.Failed = map[string]string{}
-			}
-			result.Failed[address] = short(err)
+			result.fail(address, err)
 		})
 	}
 	group.Wait()
 	return result
+}
+
+// repeat asks the addresses that have answered again and again, one request after the other, until
+// the end.
+func (r *ServiceResult) repeat(ctx context.Context, a ServiceRequest, end time.Time) {
+	var mu sync.Mutex
+	var group sync.WaitGroup
+	answering := slices.DeleteFunc(slices.Clone(a.Addresses), func(address string) bool { return r.Failed[address] != "" })
+	for _, address := range answering {
+		group.Go(func() {
+			ticker := time.NewTicker(repeatSpacing)
+			defer ticker.Stop()
+			for time.Now().Before(end) {
+				select {
+				case <-ctx.Done():
+					return
+				case <-ticker.C:
+				}
+				once, stop := context.WithTimeout(ctx, repeatWait)
+				err := connect(once, address, a.HTTP)
+				stop()
+				mu.Lock()
+				if r.Sent++; err != nil {
+					r.Lost++
+					r.fail(address, err)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	group.Wait()
 }
 
 // named resolves the name until it has the wanted addresses.

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -52,6 +53,29 @@ func TestAsk(t *testing.T) {
 	}
 	if failed := result.Services[2].Failed; len(failed) > 0 {
 		t.Errorf("without HTTP a connection is enough: %v", failed)
+	}
+}
+
+// TestAskAgain asks a server that loses a request, again and again, and one that never answers.
+func TestAskAgain(t *testing.T) {
+	t.Parallel()
+	var requests atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		if requests.Add(1) == 3 {
+			panic(http.ErrAbortHandler)
+		}
+	}))
+	t.Cleanup(server.Close)
+	address, refuses := server.Listener.Addr().String(), "127.0.0.1:1"
+	var result Result
+	TryAll(t.Context(), Request{MeetFrom: []string{"127.0.0.1"}, AskFor: 2, Asks: []ServiceRequest{
+		{Addresses: []string{address}, HTTP: true}, {Addresses: []string{refuses}},
+	}}, &result)
+	if got := result.Services[0]; got.Lost != 1 || got.Sent < 3 || got.Failed[address] != "connection closed without a response" {
+		t.Errorf("%+v after %d requests", got, requests.Load())
+	}
+	if got := result.Services[1]; got.Sent > 0 || len(got.Failed) != 1 {
+		t.Errorf("without a server: %+v", got)
 	}
 }
 

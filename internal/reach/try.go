@@ -114,6 +114,7 @@ func TryAll(ctx context.Context, r Request, result *Result) {
 	own, err := addresses(r)
 	result.Connections, result.Named, result.Services = make([]Try, len(r.Try)), make([]Name, len(r.Names)), make([]ServiceResult, len(r.Asks))
 	limit := cmp.Or(time.Duration(r.Patience)*time.Second, patience)
+	end := time.Now().Add(time.Duration(r.AskFor) * time.Second)
 	var group sync.WaitGroup
 	for i, address := range r.Try {
 		group.Go(func() {
@@ -125,7 +126,10 @@ func TryAll(ctx context.Context, r Request, result *Result) {
 		})
 	}
 	for i, service := range r.Asks {
-		group.Go(func() { result.Services[i] = askService(ctx, service) })
+		group.Go(func() {
+			result.Services[i] = askService(ctx, service)
+			result.Services[i].repeat(ctx, service, end)
+		})
 	}
 	for i, name := range r.Names {
 		group.Go(func() { result.Named[i] = resolve(ctx, name, limit) })
