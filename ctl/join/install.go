@@ -162,8 +162,6 @@ func (a *installation) meet(ctx context.Context) error {
 	a.Say("waiting until pods of %s reach each other", names(a.clusters))
 	started := time.Now()
 	var pods []*corev1.Pod
-	// It authenticates the pods of this run to each other.
-	secret := reach.NewSecret()
 	for i, c := range a.clusters {
 		var addresses []string
 		for j, other := range pods {
@@ -175,7 +173,7 @@ func (a *installation) meet(ctx context.Context) error {
 			}
 			addresses = append(addresses, taken...)
 		}
-		pod, err := a.meetingPod(ctx, c, reach.Request{Secret: secret, Map: a.settings[i].SubnetMap(), Meet: addresses, Await: len(a.clusters) - 1 - i})
+		pod, err := a.meetingPod(ctx, c, reach.Request{Map: a.settings[i].SubnetMap(), Meet: addresses, Await: len(a.clusters) - 1 - i})
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.Name, err)
 		}

@@ -195,7 +195,7 @@ func controls(servers []server, plan *Plan) []*asker {
 		if own := plan.Asks[[2]string{s.Cluster, s.Cluster}]; len(own) > 0 && !seen[s.Cluster] && s.err == nil {
 			seen[s.Cluster] = true
 			for number := 0; number*(reach.MaxAsks-1) < len(own) && number < MaxNodes; number++ {
-				a := &asker{from: s, remote: s.Cluster, request: reach.Request{Secret: plan.secret}}
+				a := &asker{from: s, remote: s.Cluster, request: reach.Request{}}
 				a.plan(plan, nil, number)
 				all = append(all, a)
 			}

@@ -169,7 +169,7 @@ func guard(ctx context.Context, clusters []*cli.Cluster, servers []server, plan 
 	found, errs := make([][]Guarded, len(clusters)), make([]error, len(clusters))
 	var group sync.WaitGroup
 	for i, to := range clusters {
-		g := guarding{Guard: plan.Guards[to.Name], id: id, to: to, servers: of[to.Name], images: images, settings: settings, secret: plan.secret}
+		g := guarding{Guard: plan.Guards[to.Name], id: id, to: to, servers: of[to.Name], images: images, settings: settings}
 		if g.Guard == nil {
 			continue
 		}
@@ -195,7 +195,6 @@ type guarding struct {
 	// images are the images of pods, and settings those of our programs, by cluster.
 	images   map[string]string
 	settings map[string]inspect.Settings
-	secret   reach.Secret
 }
 
 // try guards the pods that were reached before, and tests them from labelled and unlabelled
@@ -281,7 +280,7 @@ func guarded(from, to string, reached []Connection) Guarded {
 // ask tests the guarded pods from an unlabelled pod until the policy denies it, and then
 // from a labelled one: before the policy is enforced, a response to it proves nothing.
 func (g *guarding) ask(ctx context.Context, c *cli.Cluster, found *Guarded) {
-	request := reach.Request{Secret: g.secret, Map: g.settings[c.Name].SubnetMap(), Patience: deniedAfter}
+	request := reach.Request{Map: g.settings[c.Name].SubnetMap(), Patience: deniedAfter}
 	for _, l := range found.Connections {
 		request.Try = append(request.Try, l.Address)
 	}

@@ -110,9 +110,6 @@ type Plan struct {
 	Fresh bool
 	// Guards are the network policies to test, by cluster.
 	Guards map[string]*Guard
-
-	// secret authenticates the pods of this run to each other; empty: not authenticated.
-	secret reach.Secret
 }
 
 // nodes returns the nodes of a cluster that run pods.
@@ -136,17 +133,6 @@ func (p *Plan) image(f *inspect.Facts) (string, error) {
 	return "", errors.New("Kube-Semaphore isn't installed, so the image is unknown; set it with --image")
 }
 
-// alike reports whether pods of all clusters have the same image. During an upgrade the
-// older image may not support secrets.
-func (p *Plan) alike(all []*inspect.Facts) bool {
-	images := map[string]bool{}
-	for _, f := range all {
-		image, _ := p.image(f)
-		images[image] = true
-	}
-	return len(images) == 1
-}
-
 // server is a pod that serves requests.
 type server struct {
 	NodeRef
@@ -167,9 +153,6 @@ func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, pl
 	}
 	defer func() { err = errors.Join(err, Sweep(ctx, clusters)) }()
 	id := rand.String(8)
-	if plan.alike(all) {
-		plan.secret = reach.NewSecret()
-	}
 	servers := serve(ctx, clusters, all, &plan, id)
 	var temporary []fresh
 	if plan.Fresh {
@@ -228,7 +211,7 @@ func serve(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, p
 		group.Go(func() {
 			if s.image, s.err = plan.image(all[s.cluster]); s.err == nil {
 				s.settings = all[s.cluster].Installed.Settings
-				s.addresses, s.err = s.start(ctx, clusters[s.cluster], id, plan.secret)
+				s.addresses, s.err = s.start(ctx, clusters[s.cluster], id)
 			}
 		})
 	}
@@ -236,8 +219,8 @@ func serve(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, p
 	return servers
 }
 
-func (s *server) start(ctx context.Context, c *cli.Cluster, id string, secret reach.Secret) ([]string, error) {
-	pod := OnNode(s.image, s.Node, reach.Request{Secret: secret, Map: s.settings.SubnetMap(), ServeFor: int(serveFor.Seconds())})
+func (s *server) start(ctx context.Context, c *cli.Cluster, id string) ([]string, error) {
+	pod := OnNode(s.image, s.Node, reach.Request{Map: s.settings.SubnetMap(), ServeFor: int(serveFor.Seconds())})
 	pod.Labels[run] = id
 	pod, err := c.Client.CoreV1().Pods(Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {
@@ -307,7 +290,7 @@ type asker struct {
 // newAsker returns an asker on the node of a server. It tests each address of each pod of
 // the remote, if the server has an address of the same family.
 func newAsker(from *server, remote string, servers []server, plan *Plan, settings inspect.Settings) *asker {
-	a := &asker{from: from, remote: remote, request: reach.Request{Secret: plan.secret, Map: settings.SubnetMap()}}
+	a := &asker{from: from, remote: remote, request: reach.Request{Map: settings.SubnetMap()}}
 	var without []Connection
 	for i := range servers {
 		to := &servers[i]

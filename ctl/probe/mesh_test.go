@@ -95,35 +95,6 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// TestSecretWhereImagesAreAlike checks that pods authenticate if all support it.
-func TestSecretWhereImagesAreAlike(t *testing.T) {
-	installed := func(images ...string) []*inspect.Facts {
-		var all []*inspect.Facts
-		for _, image := range images {
-			all = append(all, &inspect.Facts{Installed: inspect.Installed{Image: image}})
-		}
-		return all
-	}
-	for name, c := range map[string]struct {
-		plan Plan
-		all  []*inspect.Facts
-		want bool
-	}{
-		"one image":             {Plan{}, installed("a", "a"), true},
-		"one upgraded":          {Plan{}, installed("a", "b"), false},
-		"one that is given":     {Plan{Image: "c"}, installed("a", "b"), true},
-		"one without our image": {Plan{}, installed("a", ""), false},
-	} {
-		if got := c.plan.alike(c.all); got != c.want {
-			t.Errorf("%s: %t", name, got)
-		}
-	}
-	servers := []server{place("aws", "aws-1", "10.2.1.7"), place("gcp", "gcp-1", "10.4.1.7")}
-	if got := newAsker(&servers[0], "gcp", servers, &Plan{secret: "s"}, nil).request.Secret; got != "s" {
-		t.Error("the request of an asker has no secret")
-	}
-}
-
 // TestAddressesAreThoseOfPods checks that a hostile cluster can't direct another cluster's
 // pods to arbitrary addresses.
 func TestAddressesAreThoseOfPods(t *testing.T) {

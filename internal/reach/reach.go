@@ -6,7 +6,6 @@ package reach
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -30,8 +29,6 @@ import (
 
 // Request has the checks to run. It is the program's argument, as JSON.
 type Request struct {
-	// Secret is shared by the pods that meet, serve and try.
-	Secret Secret `json:"secret,omitempty"`
 	// Map has the virtual subnets by which pods of other clusters know this one.
 	Map config.SubnetMap `json:"map,omitempty"`
 	// Servers are API servers to connect to, with their CA certificates.
@@ -221,7 +218,6 @@ const ReadyPath = "/ready"
 
 // Meeting is a pod that meets others: each requests all others, and is requested by them.
 type Meeting struct {
-	secret Secret
 	own    []string // addresses
 	known  []string // from the beginning
 	await  int
@@ -234,11 +230,11 @@ type Meeting struct {
 	wake  chan struct{}
 }
 
-// NewMeeting takes the secret of the run, the pod's own addresses, those of known pods, and
-// the number of further pods to await.
-func NewMeeting(secret Secret, own, others []string, await int) *Meeting {
+// NewMeeting takes the pod's own addresses, those of known pods, and the number of further
+// pods to await.
+func NewMeeting(own, others []string, await int) *Meeting {
 	m := &Meeting{
-		secret: secret, own: own, known: others, await: await, met: map[string]error{}, asked: map[string]struct{}{}, wake: make(chan struct{}, 1),
+		own: own, known: others, await: await, met: map[string]error{}, asked: map[string]struct{}{}, wake: make(chan struct{}, 1),
 		client: &http.Client{
 			Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true},
 			// A pod of another cluster must not choose what this one requests.
@@ -311,13 +307,7 @@ func (m *Meeting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		return
 	}
-	from, nonce := r.URL.Query().Get("from"), r.Header.Get(nonceHeader)
-	if m.secret != "" && !slices.ContainsFunc(m.own, func(own string) bool { return m.secret.proven(r.Header, "ask", nonce, plain(own), from) }) {
-		http.Error(w, "request of another run", http.StatusForbidden)
-		return
-	}
-	m.secret.prove(w.Header(), "answer", nonce)
-	says := strings.Split(from, ",")
+	says := strings.Split(r.URL.Query().Get("from"), ",")
 	m.add(says)
 	host, _, _ := net.SplitHostPort(r.RemoteAddr)
 	for _, address := range says {
@@ -372,14 +362,11 @@ func (m *Meeting) missing() []string {
 }
 
 func (m *Meeting) ask(ctx context.Context, address string) error {
-	from, nonce := strings.Join(m.own, ","), rand.Text()
-	url := "http://" + net.JoinHostPort(address, strconv.Itoa(MeetPort)) + "/?from=" + from
+	url := "http://" + at(address) + "/?from=" + strings.Join(m.own, ",")
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
 		return err
 	}
-	request.Header.Set(nonceHeader, nonce)
-	m.secret.prove(request.Header, "ask", nonce, plain(address), from)
 	response, err := m.client.Do(request)
 	if err != nil {
 		return err
@@ -389,10 +376,5 @@ func (m *Meeting) ask(ctx context.Context, address string) error {
 	if response.StatusCode != http.StatusOK {
 		return fmt.Errorf("response %s: %s", response.Status, strings.TrimSpace(string(body)))
 	}
-	if !m.secret.proven(response.Header, "answer", nonce) {
-		return errStranger
-	}
 	return nil
 }
-
-var errStranger = errors.New("response without the proof of this run")

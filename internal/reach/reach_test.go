@@ -100,7 +100,7 @@ func ask(m *Meeting, from, says string) *httptest.ResponseRecorder {
 }
 
 func TestMeeting(t *testing.T) {
-	m := NewMeeting("", []string{"10.2.1.7"}, nil, 1)
+	m := NewMeeting([]string{"10.2.1.7"}, nil, 1)
 	if err := m.State(); err == nil || !strings.Contains(err.Error(), "no request yet from 1 pods") {
 		t.Errorf("state %v", err)
 	}
@@ -134,7 +134,7 @@ func TestMeeting(t *testing.T) {
 // Of three pods the first one is ready when both others have requested it and responded,
 // not when one of them has.
 func TestMeetingOfThree(t *testing.T) {
-	m := NewMeeting("", []string{"10.2.1.7"}, []string{"10.8.1.7"}, 2)
+	m := NewMeeting([]string{"10.2.1.7"}, []string{"10.8.1.7"}, 2)
 	met := func(address string) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -205,5 +205,27 @@ func TestLookThroughAProxy(t *testing.T) {
 	got = Check(t.Context(), Request{Servers: []Server{{URLs: []string{url}, CA: ca, Proxy: "http://127.0.0.1:1"}}})
 	if !strings.Contains(got.Servers[url], "through the proxy http://127.0.0.1:1: ") {
 		t.Errorf("its own, which isn't there: %q", got.Servers)
+	}
+}
+
+// TestMeetings runs two pods that request each other.
+func TestMeetings(t *testing.T) {
+	const one, two = "10.2.1.7", "127.86.42.5"
+	listener, err := net.Listen("tcp", at(two))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// On loopback all come from one address.
+	there := NewMeeting([]string{two, "127.0.0.1"}, nil, 1)
+	server := httptest.NewUnstartedServer(there)
+	_ = server.Listener.Close()
+	server.Listener = listener
+	server.Start()
+	defer server.Close()
+	if err := NewMeeting([]string{one, "127.0.0.1"}, []string{two}, 0).ask(t.Context(), two); err != nil {
+		t.Error(err)
+	}
+	if err := there.State(); err == nil || strings.Contains(err.Error(), "no request yet") {
+		t.Errorf("it wasn't asked, or needn't ask back: %v", err)
 	}
 }

@@ -21,7 +21,7 @@ func Meet(ctx context.Context, r Request) error {
 	if err != nil {
 		return err
 	}
-	meeting := NewMeeting(r.Secret, own, r.Meet, r.Await)
+	meeting := NewMeeting(own, r.Meet, r.Await)
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", ":"+strconv.Itoa(MeetPort))
 	if err != nil {
 		return err
@@ -61,4 +61,12 @@ func virtual(m config.SubnetMap, address string) string {
 		return address
 	}
 	return m.Virtual(ip).String()
+}
+
+// plain returns the canonical form of an address.
+func plain(address string) string {
+	if ip, err := netip.ParseAddr(address); err == nil {
+		return ip.Unmap().WithZone("").String()
+	}
+	return address
 }

@@ -1,9 +1,9 @@
 package reach
 
 import (
+	"bytes"
 	"cmp"
 	"context"
-	"crypto/hmac"
 	"crypto/rand"
 	"encoding/binary"
 	"encoding/json"
@@ -18,8 +18,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/kube-semaphore/kube-semaphore/internal/config"
 )
 
 // Try is the result of trying one pod of another cluster.
@@ -122,7 +120,7 @@ func TryAll(ctx context.Context, r Request, result *Result) {
 				result.Connections[i].Error = text(err)
 				return
 			}
-			result.Connections[i] = r.Secret.try(ctx, address, own, limit)
+			result.Connections[i] = try(ctx, address, own, limit)
 		})
 	}
 	for i, service := range r.Asks {
@@ -144,12 +142,12 @@ func TryAll(ctx context.Context, r Request, result *Result) {
 			}
 			return
 		}
-		result.Streamed = r.Secret.streams(ctx, r.Stream, time.Duration(min(cmp.Or(r.StreamFor, streamFor), MaxStreamFor))*time.Second, min(cmp.Or(r.Streams, 1), MaxStreams))
+		result.Streamed = streams(ctx, r.Stream, time.Duration(min(cmp.Or(r.StreamFor, streamFor), MaxStreamFor))*time.Second, min(cmp.Or(r.Streams, 1), MaxStreams))
 	}
 }
 
-func (s Secret) try(ctx context.Context, address string, own []string, limit time.Duration) Try {
-	t := s.reach(ctx, address, own, limit)
+func try(ctx context.Context, address string, own []string, limit time.Duration) Try {
+	t := reach(ctx, address, own, limit)
 	if t.Error+t.Datagrams != "" {
 		t.Burst = burst(ctx, address)
 	}
@@ -178,9 +176,9 @@ func burst(ctx context.Context, address string) (sent int) {
 	return sent
 }
 
-func (s Secret) reach(ctx context.Context, address string, own []string, limit time.Duration) Try {
+func reach(ctx context.Context, address string, own []string, limit time.Duration) Try {
 	var t Try
-	seen, err := until(ctx, limit, func(ctx context.Context) (string, error) { return s.whoAmI(ctx, address) })
+	seen, err := until(ctx, limit, func(ctx context.Context) (string, error) { return whoAmI(ctx, address) })
 	if err != nil {
 		return Try{Error: text(err)}
 	}
@@ -195,7 +193,7 @@ func (s Secret) reach(ctx context.Context, address string, own []string, limit t
 	defer func() { _ = conn.Close() }() // no unsent data
 	var times []time.Duration
 	for range 7 {
-		if rtt, err := s.echo(conn.UDPConn, smallest, time.Second); err == nil {
+		if rtt, err := echo(conn.UDPConn, smallest, time.Second); err == nil {
 			times = append(times, rtt)
 		}
 	}
@@ -207,7 +205,7 @@ func (s Secret) reach(ctx context.Context, address string, own []string, limit t
 	t.RTT = max(1, times[len(times)/2].Microseconds())
 	t.MTU, t.Carries = measure(conn.header, conn.mtu, func(size int, times int) bool {
 		for range times {
-			if _, err := s.echo(conn.UDPConn, size, 700*time.Millisecond); err == nil {
+			if _, err := echo(conn.UDPConn, size, 700*time.Millisecond); err == nil {
 				return true
 			}
 		}
@@ -268,14 +266,12 @@ func until(ctx context.Context, limit time.Duration, do func(context.Context) (s
 	}
 }
 
-// get makes a request to a pod, and verifies the proof of the response.
-func (s Secret) get(ctx context.Context, method, address, path string, body io.Reader) (string, error) {
+// get makes a request to a pod, and returns the beginning of the response.
+func get(ctx context.Context, method, address, path string, body io.Reader) (string, error) {
 	request, err := http.NewRequestWithContext(ctx, method, "http://"+at(address)+path, body)
 	if err != nil {
 		return "", err
 	}
-	nonce := rand.Text()
-	request.Header.Set(nonceHeader, nonce)
 	transport := &http.Transport{DisableKeepAlives: true}
 	defer transport.CloseIdleConnections()
 	response, err := transport.RoundTrip(request)
@@ -287,29 +283,19 @@ func (s Secret) get(ctx context.Context, method, address, path string, body io.R
 	if err == nil && response.StatusCode != http.StatusOK {
 		err = fmt.Errorf("response %s", response.Status)
 	}
-	if err == nil && !s.proven(response.Header, path, nonce, plain(address), string(answer)) {
-		err = errStranger
-	}
 	return strings.TrimSpace(string(answer)), err
-}
-
-// answer responds to a request of get.
-func (s Secret) answer(w http.ResponseWriter, r *http.Request, m config.SubnetMap, what any) {
-	text := fmt.Sprintln(what)
-	s.prove(w.Header(), r.URL.Path, r.Header.Get(nonceHeader), virtual(m, local(r)), text)
-	_, _ = io.WriteString(w, text) // fails if the client is gone
 }
 
 func at(address string) string { return net.JoinHostPort(address, strconv.Itoa(MeetPort)) }
 
 // whoAmI returns the source address that a pod sees of this one.
-func (s Secret) whoAmI(ctx context.Context, address string) (string, error) {
-	seen, err := s.get(ctx, http.MethodGet, address, "/seen", http.NoBody)
+func whoAmI(ctx context.Context, address string) (string, error) {
+	seen, err := get(ctx, http.MethodGet, address, "/seen", http.NoBody)
 	if err != nil {
 		return "", err
 	}
 	if _, err := netip.ParseAddr(seen); err != nil {
-		return "", errStranger
+		return "", errors.New("its response is no address")
 	}
 	return seen, nil
 }
@@ -326,14 +312,14 @@ func (z zeros) Read(p []byte) (int, error) {
 }
 
 // streams sends so many streams at the same time, and small datagrams beside them.
-func (s Secret) streams(ctx context.Context, address string, duration time.Duration, number int) *Stream {
+func streams(ctx context.Context, address string, duration time.Duration, number int) *Stream {
 	rates, errs := make([]float64, number), make([]error, number)
 	var streaming sync.WaitGroup
 	for i := range number {
-		streaming.Go(func() { rates[i], errs[i] = s.stream(ctx, address, duration) })
+		streaming.Go(func() { rates[i], errs[i] = stream(ctx, address, duration) })
 	}
 	found := &Stream{}
-	s.roundTrips(ctx, address, duration, found)
+	roundTrips(ctx, address, duration, found)
 	streaming.Wait()
 	for _, rate := range rates {
 		found.Rate += rate
@@ -342,11 +328,11 @@ func (s Secret) streams(ctx context.Context, address string, duration time.Durat
 	return found
 }
 
-func (s Secret) stream(ctx context.Context, address string, duration time.Duration) (float64, error) {
+func stream(ctx context.Context, address string, duration time.Duration) (float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, duration+10*time.Second)
 	defer cancel()
 	began := time.Now()
-	answer, err := s.get(ctx, http.MethodPost, address, "/stream", zeros{began.Add(duration)})
+	answer, err := get(ctx, http.MethodPost, address, "/stream", zeros{began.Add(duration)})
 	if err != nil {
 		return 0, err
 	}
@@ -355,7 +341,7 @@ func (s Secret) stream(ctx context.Context, address string, duration time.Durati
 }
 
 // roundTrips measures the round trips of small datagrams for a while.
-func (s Secret) roundTrips(ctx context.Context, address string, duration time.Duration, found *Stream) {
+func roundTrips(ctx context.Context, address string, duration time.Duration, found *Stream) {
 	conn, err := dialWhole(ctx, address)
 	if err != nil {
 		return // That datagrams fail is another test's result.
@@ -364,7 +350,7 @@ func (s Secret) roundTrips(ctx context.Context, address string, duration time.Du
 	var took []time.Duration
 	for end := time.Now().Add(duration); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(busySpacing) {
 		found.Sent++
-		rtt, err := s.echo(conn.UDPConn, smallest, busyWait)
+		rtt, err := echo(conn.UDPConn, smallest, busyWait)
 		if err != nil {
 			found.Lost++
 			continue
@@ -387,12 +373,12 @@ func resolve(ctx context.Context, name string, limit time.Duration) Name {
 	return Name{Error: text(err), Addresses: strings.Fields(answer)}
 }
 
-// echo sends a datagram and waits for the response: its number, its length and a proof.
-func (s Secret) echo(conn *net.UDPConn, size int, wait time.Duration) (time.Duration, error) {
+// echo sends a datagram and waits for the response: its number and its length.
+func echo(conn *net.UDPConn, size int, wait time.Duration) (time.Duration, error) {
 	began := time.Now()
 	packet := make([]byte, size)
 	_, _ = rand.Read(packet[:8]) // the number; never fails
-	want := s.datagram(packet)
+	want := datagram(packet)
 	if err := conn.SetDeadline(began.Add(wait)); err != nil {
 		return 0, err
 	}
@@ -405,19 +391,15 @@ func (s Secret) echo(conn *net.UDPConn, size int, wait time.Duration) (time.Dura
 		if err != nil {
 			return 0, err
 		}
-		if hmac.Equal(answer[:n], want) {
+		if bytes.Equal(answer[:n], want) {
 			return time.Since(began), nil
 		}
 	}
 }
 
 // datagram returns the response to a datagram, shorter than any request.
-func (s Secret) datagram(packet []byte) []byte {
-	answer := binary.BigEndian.AppendUint32(slices.Clone(packet[:8]), uint32(len(packet)))
-	if s != "" {
-		answer = append(answer, s.sum("datagram", string(answer))...)
-	}
-	return answer
+func datagram(packet []byte) []byte {
+	return binary.BigEndian.AppendUint32(slices.Clone(packet[:8]), uint32(len(packet)))
 }
 
 // Serve serves what other pods try, for r.ServeFor.
@@ -437,26 +419,25 @@ func Serve(ctx context.Context, r Request) error {
 		return errors.Join(err, listener.Close())
 	}
 	mux := http.NewServeMux()
-	secret, subnets := r.Secret, r.Map
 	mux.HandleFunc("GET /seen", func(w http.ResponseWriter, r *http.Request) {
 		from, _ := netip.ParseAddrPort(r.RemoteAddr)
-		secret.answer(w, r, subnets, from.Addr().Unmap().WithZone(""))
+		_, _ = fmt.Fprintln(w, from.Addr().Unmap().WithZone("")) // fails if the client is gone
 	})
 	mux.HandleFunc("POST /stream", func(w http.ResponseWriter, r *http.Request) {
 		n, _ := io.Copy(io.Discard, r.Body) // also an incomplete stream has a rate
-		secret.answer(w, r, subnets, n)
+		_, _ = fmt.Fprintln(w, n)
 	})
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: time.Minute}
 	var group sync.WaitGroup
 	group.Go(func() { _ = server.Serve(listener) }) // returns when the server is closed
-	group.Go(func() { secret.answerDatagrams(packets) })
+	group.Go(func() { answerDatagrams(packets) })
 	<-ctx.Done()
 	err = errors.Join(server.Close(), packets.Close())
 	group.Wait()
 	return err
 }
 
-func (s Secret) answerDatagrams(packets net.PacketConn) {
+func answerDatagrams(packets net.PacketConn) {
 	buffer := make([]byte, 1<<16)
 	for {
 		n, from, err := packets.ReadFrom(buffer)
@@ -466,6 +447,6 @@ func (s Secret) answerDatagrams(packets net.PacketConn) {
 		if err != nil || n < smallest {
 			continue
 		}
-		_, _ = packets.WriteTo(s.datagram(buffer[:n]), from) // the other pod retries
+		_, _ = packets.WriteTo(datagram(buffer[:n]), from) // the other pod retries
 	}
 }

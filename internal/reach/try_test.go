@@ -18,7 +18,7 @@ func serve(t *testing.T, address string) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	group.Go(func() {
-		if err := Serve(ctx, Request{Secret: ours, ServeFor: 120, MeetFrom: []string{address}}); err != nil {
+		if err := Serve(ctx, Request{ServeFor: 120, MeetFrom: []string{address}}); err != nil {
 			t.Errorf("serve: %v", err)
 		}
 	})
@@ -33,7 +33,7 @@ func TestPodsThatTry(t *testing.T) {
 	const there, self = "127.86.42.1", "127.0.0.1"
 	serve(t, there)
 	var got Result
-	TryAll(t.Context(), Request{Secret: ours, Try: []string{there}, MeetFrom: []string{self, there}, Stream: there, StreamFor: 1, Streams: 2}, &got)
+	TryAll(t.Context(), Request{Try: []string{there}, MeetFrom: []string{self, there}, Stream: there, StreamFor: 1, Streams: 2}, &got)
 	if try := got.Connections[0]; try.Error+try.Datagrams+try.Seen != "" || try.RTT == 0 || try.MTU == 0 || try.Carries != try.MTU {
 		t.Errorf("tried: %+v", try)
 	}
@@ -41,7 +41,7 @@ func TestPodsThatTry(t *testing.T) {
 		t.Errorf("streamed: %+v", got.Streamed)
 	}
 	// It comes from another address than the pod has.
-	if try := ours.try(t.Context(), there, []string{"10.2.1.7"}, patience); try.Error != "" || try.Seen != self && try.Seen != there {
+	if try := try(t.Context(), there, []string{"10.2.1.7"}, patience); try.Error != "" || try.Seen != self && try.Seen != there {
 		t.Errorf("masqueraded: %+v", try)
 	}
 }
