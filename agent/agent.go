@@ -432,8 +432,7 @@ func (a *agent) removeUnfinished() {
 }
 
 // removeOrphans removes the devices and the stored peers of remotes that are no
-// longer configured, since devices would go on accepting packets from their peers. It
-// also removes a leftover link of an earlier probe for kernel WireGuard.
+// longer configured, since devices would go on accepting packets from their peers.
 func (a *agent) removeOrphans(ctx context.Context) error {
 	configured := func(device string) bool {
 		return slices.ContainsFunc(a.remotes, func(r *remote) bool { return r.device.Name() == device })
@@ -442,9 +441,8 @@ func (a *agent) removeOrphans(ctx context.Context) error {
 	for _, device := range forgotten {
 		a.log.Info("removed the stored peers of a remote that is no longer configured", "device", device)
 	}
-	_, probeErr := tunnel.RemoveProbe()
 	links, err := tunnel.List(ctx)
-	errs := []error{forgetErr, probeErr, err}
+	errs := []error{forgetErr, err}
 	for _, l := range links {
 		if configured(l.Name) {
 			continue
@@ -472,8 +470,7 @@ func (a *agent) cleanup(ctx context.Context) error {
 	for _, l := range links {
 		errs = append(errs, tunnel.Remove(ctx, l.Name, l.Alias))
 	}
-	_, err = tunnel.RemoveProbe()
-	errs = append(errs, err, tunnel.EndEngine(ctx))
+	errs = append(errs, tunnel.EndEngine(ctx))
 	_, err = a.table.Sync(ctx, nil)
 	errs = append(errs, err)
 	_, err = a.table.Fence(ctx, nil)

@@ -79,8 +79,8 @@ func TestATakenListenPort(t *testing.T) {
 	if port := published[1].ListenPort; port != 51821 || rep.Failing["device merit"] != "" {
 		t.Errorf("the other remote: port %d, %s", port, rep.Failing["device merit"])
 	}
-	if pid := fmt.Sprintf("(pid %d)", os.Getpid()); !strings.Contains(rep.Failing["device gcp"], pid) || !strings.Contains(logs.String(), pid) {
-		t.Errorf("the status doesn't name %s as the owner of the port: %s\n%s", pid, rep.Failing["device gcp"], logs.String())
+	if where := "ss -ulnp sport = :51820"; !strings.Contains(rep.Failing["device gcp"], where) || !strings.Contains(logs.String(), where) {
+		t.Errorf("the status doesn't say %q: %s\n%s", where, rep.Failing["device gcp"], logs.String())
 	}
 	free()
 	polltest.Until(t, 2*time.Minute, "the device to take its port", func() bool {

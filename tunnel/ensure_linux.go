@@ -23,7 +23,7 @@ import (
 // no peers, as a crash right after its creation leaves it.
 //
 // A listen port of another device of ours is moved to this one. A listen port that is taken
-// otherwise is an error that names the owner, returned after everything else was done: the
+// otherwise is an [ErrPortTaken], returned after everything else was done: the
 // device listens on another port meanwhile, see [Device.ListenPort], and takes its own with
 // the first call that finds it free.
 //
@@ -64,7 +64,7 @@ func (d *Device) ensure(ctx context.Context) (changed bool, err error) {
 	}
 	changed = changed || claimed
 	// A device with another listen port, or one of the kernel, works despite the error.
-	if err != nil && !errors.Is(err, errPortTaken) && (d.backend != Kernel || l.index == 0) {
+	if err != nil && !errors.Is(err, ErrPortTaken) && (d.backend != Kernel || l.index == 0) {
 		return changed, err
 	}
 	if d.index.Swap(int64(l.index)) != int64(l.index) {

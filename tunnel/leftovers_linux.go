@@ -31,26 +31,3 @@ func RemoveUnfinished(keyPath string) (removed []string, err error) {
 	}
 	return removed, errors.Join(errs...)
 }
-
-// RemoveProbe removes the temporary link of [Supported], which a killed process may have
-// left. A link of that name that is up, or that has a key, a peer or an alias, is foreign
-// and stays.
-func RemoveProbe() (removed bool, err error) {
-	l, err := findLink(probeName)
-	if errors.Is(err, os.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil || l.backend != Kernel || l.up || l.alias != "" {
-		return false, err
-	}
-	found, err := newTimeoutController(protocol{}, requestTimeout).Device(probeName)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return false, nil
-	case err != nil:
-		return false, fmt.Errorf("read link %s: %w", probeName, explain(err))
-	case !publicKeyOf(found).IsZero() || len(found.Peers) > 0:
-		return false, nil
-	}
-	return true, l.remove()
-}

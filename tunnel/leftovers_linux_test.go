@@ -8,8 +8,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/vishvananda/netlink"
-	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 )
@@ -51,49 +49,5 @@ func TestUnfinishedFilesAreRemoved(t *testing.T) {
 	}
 	if removed, err := RemoveUnfinished(dir); len(removed) > 0 || err != nil {
 		t.Errorf("a second call: %v, %v", removed, err)
-	}
-}
-
-func TestAProbeThatAnEarlierRunLeftIsRemoved(t *testing.T) {
-	needKernel(t)
-	key := newPrivateKey()
-	for name, test := range map[string]struct {
-		change func(l link) error
-		want   bool
-	}{
-		"as it was created": {func(link) error { return nil }, true},
-		"up":                {func(l link) error { return netlink.LinkSetUp(l.ref()) }, false},
-		"with an alias":     {func(l link) error { return l.setAlias("uplink") }, false},
-		"with a key": {func(l link) error {
-			secret := wgtypes.Key(key.reveal())
-			return protocol{}.ConfigureDevice(l.name, wgtypes.Config{PrivateKey: &secret})
-		}, false},
-		"of another kind": {func(l link) error {
-			return errors.Join(l.remove(), netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: probeName}}))
-		}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if err := createKernelLink(probeName, 1420); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				if l, err := findLink(probeName); err == nil {
-					_ = l.remove()
-				}
-			})
-			if err := test.change(mustFind(t, probeName)); err != nil {
-				t.Fatal(err)
-			}
-			removed, err := RemoveProbe()
-			if removed != test.want || err != nil {
-				t.Errorf("removed: %v, %v, want %v", removed, err, test.want)
-			}
-			if _, err := findLink(probeName); errors.Is(err, os.ErrNotExist) != test.want {
-				t.Errorf("the link: %v", err)
-			}
-		})
-	}
-	if removed, err := RemoveProbe(); removed || err != nil {
-		t.Errorf("without a link: removed %v, %v", removed, err)
 	}
 }

@@ -186,8 +186,8 @@ func (h genlHeader) Len() int { return len(h) }
 // Serialize implements nl.NetlinkRequestData.
 func (h genlHeader) Serialize() []byte { return h[:] }
 
-// findFamily looks up a generic netlink family. The library's function for that reads two
-// bytes beyond its header.
+// findFamily looks up a generic netlink family, whose module the kernel loads if it has to. The
+// library's function for that reads two bytes beyond its header.
 func findFamily(name string) error {
 	req := nl.NewNetlinkRequest(nl.GENL_ID_CTRL, 0)
 	req.AddData(genlHeader{nl.GENL_CTRL_CMD_GETFAMILY, nl.GENL_CTRL_VERSION})
@@ -196,37 +196,17 @@ func findFamily(name string) error {
 	return err
 }
 
-// probeName is the temporary link of Supported.
-const probeName = "wg-probe"
-
-// Supported reports whether the kernel supports WireGuard. If the module isn't loaded yet,
-// it creates a link of that type, which makes the kernel load it, and deletes the link.
+// Supported reports whether the kernel supports WireGuard. It changes nothing but that the kernel
+// loads the module.
 func Supported() (kernel bool, err error) {
-	if err := findFamily(unix.WG_GENL_NAME); err == nil {
-		return true, nil
-	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = probeName
-	err = netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs})
-	switch {
-	case errors.Is(err, unix.EOPNOTSUPP):
+	err = findFamily(unix.WG_GENL_NAME)
+	if errors.Is(err, unix.ENOENT) {
 		return false, nil
-	case err != nil && !errors.Is(err, unix.EEXIST):
-		return false, fmt.Errorf("probe the kernel for WireGuard: %w", explain(err))
-	}
-	// EEXIST: another device of this process is probing, or an earlier process was killed
-	// while probing.
-	probe, err := findLink(probeName)
-	if errors.Is(err, os.ErrNotExist) {
-		return true, nil
 	}
 	if err != nil {
-		return false, err
+		return false, fmt.Errorf("ask the kernel for WireGuard: %w", explain(err))
 	}
-	if probe.backend != Kernel {
-		return false, fmt.Errorf("probe the kernel for WireGuard: a foreign link of kind %s is named %s", probe.kind, probeName)
-	}
-	return true, probe.remove()
+	return true, nil
 }
 
 // Link is a link with one of our aliases.

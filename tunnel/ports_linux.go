@@ -4,13 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"strconv"
 	"sync"
 
+	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
-// errPortTaken is wrapped by Ensure's error while the listen port is taken.
-var errPortTaken = errors.New("listen port is taken")
+// ErrPortTaken is wrapped by Ensure's error while the listen port is taken.
+var ErrPortTaken = errors.New("listen port is taken")
 
 // Ports lets the devices of one process exchange listen ports after a change of the
 // configuration: each may want the port that another one still has. Their wanted ports
@@ -46,7 +51,7 @@ func (d *Device) ListenPort() (int, bool) {
 
 // takePort makes the device listen on its configured port. Another device of ours with that
 // port is moved away. If the port is taken otherwise, the device listens on another one, and
-// taken is an error with the owner. up is whether the link is up: a kernel device that is
+// taken is an error that says by what. up is whether the link is up: a kernel device that is
 // down has no socket, although it reports a port.
 func (d *Device) takePort(ctx context.Context, up bool) (changed bool, taken, err error) {
 	d.cfg.Ports.mu.Lock()
@@ -55,19 +60,25 @@ func (d *Device) takePort(ctx context.Context, up bool) (changed bool, taken, er
 	if err != nil {
 		return false, nil, fmt.Errorf("read device: %w", explain(err))
 	}
-	holder, err := d.portHolder(ctx)
-	if err != nil {
-		// Try to take the port.
-		d.log.Debug("finding the owner of the listen port failed", "err", err)
+	free, device, ours := d.portFree(ctx), "", false
+	if !free {
+		if device, ours, err = d.portHolder(ctx); err != nil {
+			d.log.Debug("finding the device with the listen port failed", "err", err)
+		}
 	}
 	switch {
-	case holder.device != "" && holder.ours:
-		if err := d.cfg.Ports.park(d.control, holder.device); err != nil {
+	case free:
+	case ours:
+		if err := d.cfg.Ports.park(d.control, device); err != nil {
 			return false, nil, err
 		}
-		d.log.Info("moved another device of ours to another listen port", "listen_port", d.cfg.ListenPort, "moved", holder.device)
+		d.log.Info("moved another device of ours to another listen port", "listen_port", d.cfg.ListenPort, "moved", device)
 		changed = true
-	case holder.known:
+	default:
+		holder := fmt.Sprintf("another program of this host, see 'ss -ulnp sport = :%d' there", d.cfg.ListenPort)
+		if device != "" {
+			holder = "the WireGuard device " + printable.Text(device, printable.Short)
+		}
 		instead := 0
 		if up {
 			instead = found.ListenPort
@@ -78,7 +89,7 @@ func (d *Device) takePort(ctx context.Context, up bool) (changed bool, taken, er
 			}
 			changed = true
 		}
-		return changed, fmt.Errorf("%w: %d by %s", errPortTaken, d.cfg.ListenPort, holder), nil
+		return changed, fmt.Errorf("%w: %d by %s", ErrPortTaken, d.cfg.ListenPort, holder), nil
 	}
 	if err := d.listen(d.cfg.ListenPort); err != nil {
 		// wireguard-go has closed the socket that it had.
@@ -92,6 +103,32 @@ func (d *Device) takePort(ctx context.Context, up bool) (changed bool, taken, er
 	d.port.Store(int64(d.cfg.ListenPort))
 	d.log.Info("configured device", "listen_port", d.cfg.ListenPort)
 	return true, nil, nil
+}
+
+// portHolder returns another WireGuard device of this host that listens on the device's port, and
+// whether it has an alias of ours; empty: none does.
+func (d *Device) portHolder(ctx context.Context) (device string, ours bool, err error) {
+	links, err := findLinks(ctx, func(l link) bool {
+		_, ours := remoteOf(l.alias)
+		return l.name != d.cfg.Name && l.up && (l.backend == Kernel || ours && l.backend == Userspace)
+	})
+	for _, l := range links {
+		if found, err := d.control.Device(l.name); err == nil && found.ListenPort == d.cfg.ListenPort {
+			_, ours = remoteOf(l.alias)
+			return l.name, ours, nil
+		}
+	}
+	return "", false, err
+}
+
+// portFree reports whether the device's port can be had. wireguard-go would close the socket that it
+// has before it finds out.
+func (d *Device) portFree(ctx context.Context) bool {
+	socket, err := new(net.ListenConfig).ListenPacket(ctx, "udp", ":"+strconv.Itoa(d.cfg.ListenPort))
+	if err == nil {
+		_ = socket.Close() // unused
+	}
+	return !errors.Is(err, unix.EADDRINUSE)
 }
 
 // listen sets the device's listen port; 0: chosen by the kernel.

@@ -16,8 +16,7 @@ import (
 // Preflight returns why this process can't have devices of a backend on this host: it lacks
 // NET_ADMIN, the kernel has no WireGuard, TUN can't be opened, or no engine runs and there
 // is no program to start. It changes nothing, so that a process can check while another one
-// has the devices. Like [Device.Ensure], it creates a temporary link where the kernel has
-// to load its WireGuard module first.
+// has the devices.
 func Preflight(ctx context.Context, backend, program string) error {
 	if err := checkBackend(backend); err != nil {
 		return err
