@@ -150,7 +150,7 @@ func TestAgentAlone(t *testing.T) {
 	}
 	polltest.Until(t, time.Minute, "the failure in the status", func() bool {
 		rep := a.status().(statuspage.Agent)
-		return rep.Remotes[0].API.Error != "" && rep.Remotes[1].API.Error != "" && rep.Failing["watch nodes of aws"] != ""
+		return rep.Remotes[0].API.Error != "" && rep.Remotes[1].API.Error != "" && rep.Failure("watch nodes of aws") != ""
 	})
 	enforced := func() bool {
 		rep := a.status().(statuspage.Agent)

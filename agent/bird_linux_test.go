@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
@@ -93,7 +94,7 @@ func TestBesideBGP(t *testing.T) {
 	allConnected()
 	await(t, "the agent to be content", func() bool {
 		rep := here.status()
-		return rep != nil && len(rep.Failing) == 0
+		return rep != nil && len(rep.Of(statuspage.Failing)) == 0
 	})
 	sealed("after a restart")
 

@@ -2,12 +2,12 @@ package agent
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -35,9 +35,9 @@ func TestOneUnusableKeyFile(t *testing.T) {
 	a := startAgent(t, cfg, &logs)
 	polltest.Until(t, time.Minute, "the other remote's device", func() bool { return a.remotes[1].present() })
 	polltest.Until(t, time.Minute, "the failure in the status", func() bool {
-		return strings.Contains(a.status().(statuspage.Agent).Failing["device gcp"], file)
+		return strings.Contains(statusOf(a).Failure("device gcp"), file)
 	})
-	if a.remotes[0].present() || a.status().(statuspage.Agent).Remotes[0].Device.PublicKey != "" {
+	if a.remotes[0].present() || statusOf(a).Remotes[0].Device.PublicKey != "" {
 		t.Error("a device without a key")
 	}
 	if text := logs.String(); !strings.Contains(text, file) {
@@ -50,8 +50,8 @@ func TestOneUnusableKeyFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	polltest.Until(t, 2*time.Minute, "the remote's device", func() bool {
-		rep := a.status().(statuspage.Agent)
-		return a.remotes[0].present() && rep.Failing["device gcp"] == "" && rep.Remotes[0].Device.PublicKey != ""
+		rep := statusOf(a)
+		return a.remotes[0].present() && rep.Failure("device gcp") == "" && rep.Remotes[0].Device.PublicKey != ""
 	})
 }
 
@@ -67,26 +67,35 @@ func TestATakenListenPort(t *testing.T) {
 	t.Cleanup(free)
 	var logs logtest.Buffer
 	a := startAgent(t, testConfig(t), &logs)
-	var rep statuspage.Agent
+	var rep *statuspage.Agent
 	polltest.Until(t, time.Minute, "both devices, and the failure in the status", func() bool {
-		rep = a.status().(statuspage.Agent)
-		return a.remotes[0].present() && a.remotes[1].present() && strings.Contains(rep.Failing["device gcp"], "51820")
+		rep = statusOf(a)
+		return a.remotes[0].present() && a.remotes[1].present() && strings.Contains(rep.Failure("device gcp"), "51820")
 	})
 	published := a.publications()
 	if port := published[0].ListenPort; port == 0 || port == 51820 || port != rep.Remotes[0].Device.ListenPort {
 		t.Errorf("published port %d, status %+v", port, rep.Remotes[0].Device)
 	}
-	if port := published[1].ListenPort; port != 51821 || rep.Failing["device merit"] != "" {
-		t.Errorf("the other remote: port %d, %s", port, rep.Failing["device merit"])
+	if port := published[1].ListenPort; port != 51821 || rep.Failure("device merit") != "" {
+		t.Errorf("the other remote: port %d, %s", port, rep.Failure("device merit"))
 	}
-	if where := "ss -ulnp sport = :51820"; !strings.Contains(rep.Failing["device gcp"], where) || !strings.Contains(logs.String(), where) {
-		t.Errorf("the status doesn't say %q: %s\n%s", where, rep.Failing["device gcp"], logs.String())
+	if i := slices.IndexFunc(rep.Conditions, func(c statuspage.Condition) bool { return c.Reason == statuspage.ReasonPortTaken }); i < 0 || rep.Conditions[i].Object != "device gcp" || rep.Conditions[i].Since == nil {
+		t.Errorf("conditions: %+v", rep.Conditions)
+	}
+	if where := "ss -ulnp sport = :51820"; !strings.Contains(rep.Failure("device gcp"), where) || !strings.Contains(logs.String(), where) {
+		t.Errorf("the status doesn't say %q: %s\n%s", where, rep.Failure("device gcp"), logs.String())
 	}
 	free()
 	polltest.Until(t, 2*time.Minute, "the device to take its port", func() bool {
-		rep := a.status().(statuspage.Agent)
-		return rep.Remotes[0].Device.ListenPort == 51820 && a.publications()[0].ListenPort == 51820 && rep.Failing["device gcp"] == ""
+		rep := statusOf(a)
+		return rep.Remotes[0].Device.ListenPort == 51820 && a.publications()[0].ListenPort == 51820 && rep.Failure("device gcp") == ""
 	})
+}
+
+// statusOf returns the report of an agent.
+func statusOf(a *agent) *statuspage.Agent {
+	rep := a.status().(statuspage.Agent)
+	return &rep
 }
 
 // startAgent runs an agent until the test ends, and checks that it leaves nothing running.

@@ -51,7 +51,7 @@ func TestListenPortInUse(t *testing.T) {
 		}
 		await(t, "the agent to say that the port is taken", func() bool {
 			rep := here.status()
-			return rep != nil && strings.Contains(rep.Failing["device gcp"], "51820")
+			return rep != nil && strings.Contains(rep.Failure("device gcp"), "51820")
 		})
 		connected(t, here, merit)
 		if _, lost := others.end(t, "the other one's traffic"); lost > 0 {
@@ -61,7 +61,7 @@ func TestListenPortInUse(t *testing.T) {
 		connected(t, here, gcp)
 		await(t, "the agent to be content", func() bool {
 			rep := here.status()
-			return rep != nil && rep.Failing["device gcp"] == ""
+			return rep != nil && rep.Failure("device gcp") == ""
 		})
 	})
 }

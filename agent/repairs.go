@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -16,6 +17,9 @@ const (
 	// repairsQuiet is the time without a repair after which the fault is over.
 	repairsQuiet = time.Minute
 )
+
+// errUndone is wrapped by the error of note.
+var errUndone = errors.New("another program removes or changes them again and again")
 
 // repairs counts how often a loop has restored what other programs had changed in the
 // kernel. The first repairs are immediate. After more than mostRepairs, note returns an
@@ -46,7 +50,7 @@ func (r *repairs) note(now time.Time, want any, changed bool, err error) error {
 		r.at = r.at[1:]
 	}
 	if n := len(r.at); n > mostRepairs && now.Sub(r.at[n-1]) < repairsQuiet {
-		return fmt.Errorf("another program removes or changes them again and again: %d repairs or more within %v", mostRepairs+1, repairsWindow)
+		return fmt.Errorf("%w: %d repairs or more within %v", errUndone, mostRepairs+1, repairsWindow)
 	}
 	return nil
 }

@@ -21,7 +21,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
@@ -65,7 +64,7 @@ func TestRestartWritesNoRoutes(t *testing.T) {
 			polltest.Until(t, time.Minute, "the device of the other remote", second.remotes[1].present)
 			if fault != "" {
 				polltest.Until(t, time.Minute, "the fault of the device", func() bool {
-					return second.status().(statuspage.Agent).Failing["device gcp"] != ""
+					return statusOf(second).Failure("device gcp") != ""
 				})
 			}
 			if fault != key {

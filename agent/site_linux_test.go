@@ -377,8 +377,8 @@ func (n *testNode) waitReady(t *testing.T) {
 			return false
 		}
 		last = fmt.Sprintf("%+v", *rep)
-		failing := rep.Failing["watch nodes of "+n.cluster.name] != ""
-		return rep.Published || failing && rep.Failing["routes"] == ""
+		failing := rep.Failure("watch nodes of "+n.cluster.name) != ""
+		return rep.Published || failing && rep.Failure("routes") == ""
 	})
 	ready = true
 }

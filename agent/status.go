@@ -1,11 +1,16 @@
 package agent
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
+	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/peers/paths"
@@ -21,33 +26,13 @@ func (a *agent) status() any {
 	defer cancel()
 	rep := statuspage.Agent{
 		Version: process.Build(), Cluster: a.cfg.ClusterName, Node: a.cfg.NodeName,
-		Published: a.publisher.Published(), Local: a.local.known.Load() != nil, Failing: a.failingServers(),
+		Published: a.publisher.Published(), Local: a.local.known.Load() != nil, Conditions: a.partConditions(),
 		Unsourced: a.withoutSource(), Pods: a.podsStatus(), Networkd: networkdRemoves("/"),
 		Forwarding:  a.forwardingStatus(),
 		Credentials: a.checks.Report(), RemotesFrom: a.cfg.RemotesFrom,
 	}
 	if a.lock.StandsBy() {
 		rep.Standby = &statuspage.Standby{Holder: a.lock.Holder()}
-	}
-	if err := a.lock.Err(); err != nil {
-		rep.Failing[a.lock.String()] = err.Error()
-	}
-	for _, l := range a.loops {
-		if err := l.Err(); err != nil {
-			rep.Failing[l.String()] = err.Error()
-		} else if !l.Passed() && rep.Standby == nil {
-			rep.Pending = append(rep.Pending, l.String())
-		}
-	}
-	// Watches of the local cluster; those of remotes are in their reports.
-	if err := a.self.Err(); err != nil {
-		rep.Failing[a.self.String()] = err.Error()
-	}
-	if err := a.prefixes.Err(); err != nil {
-		rep.Failing[a.prefixes.String()] = err.Error()
-	}
-	if err := a.local.nodes.Err(); err != nil {
-		rep.Failing[a.local.nodes.String()] = err.Error()
 	}
 	var packets routes.State
 	rep.Filter, rep.Exit, rep.Translation, packets = a.filterStatus(ctx)
@@ -72,6 +57,58 @@ func (a *agent) status() any {
 		}
 	}
 	return rep
+}
+
+// part is a part of the agent that may fail.
+type part interface {
+	String() string
+	Err() error
+}
+
+// partConditions returns the conditions of all parts, in the order of their names. Watches of remotes
+// are in the reports of these.
+func (a *agent) partConditions() []statuspage.Condition {
+	all := []statuspage.Condition{}
+	for server, err := range a.failingServers() {
+		all = append(all, statuspage.Condition{Type: statuspage.Failing, Reason: statuspage.ReasonNotListening, Object: server, Message: err})
+	}
+	parts := []part{a.lock, a.self, a.prefixes, a.local.nodes}
+	for _, l := range a.loops {
+		parts = append(parts, l)
+	}
+	for _, p := range parts {
+		all = append(all, failing(p)...)
+		if l, is := p.(*reconcile.Loop); is && l.Err() == nil && !l.Passed() && !a.lock.StandsBy() {
+			all = append(all, statuspage.Condition{Type: statuspage.Pending, Reason: statuspage.ReasonNotCompleted, Object: l.String()})
+		}
+	}
+	slices.SortStableFunc(all, func(x, y statuspage.Condition) int { return cmp.Compare(x.Object, y.Object) })
+	return all
+}
+
+// failing returns the conditions of a part that fails: one for each known reason, or one for an error.
+func failing(p part) (all []statuspage.Condition) {
+	err := p.Err()
+	if err == nil {
+		return nil
+	}
+	c := statuspage.Condition{Type: statuspage.Failing, Object: p.String(), Message: err.Error()}
+	if lasting, is := p.(interface{ Since() time.Time }); is {
+		c.Since = some(lasting.Since())
+	}
+	for reason, is := range map[string]bool{
+		statuspage.ReasonPortTaken: errors.Is(err, tunnel.ErrPortTaken), statuspage.ReasonRouteInTheWay: errors.Is(err, routes.ErrInTheWay),
+		statuspage.ReasonUndone: errors.Is(err, errUndone), statuspage.ReasonRefused: kube.RefusedByAdmission(err.Error()),
+	} {
+		if c.Reason = reason; is {
+			all = append(all, c)
+		}
+	}
+	if c.Reason = statuspage.ReasonError; len(all) == 0 {
+		all = append(all, c)
+	}
+	slices.SortFunc(all, func(x, y statuspage.Condition) int { return cmp.Compare(x.Reason, y.Reason) })
+	return all
 }
 
 func (r *remote) status(ctx context.Context) statuspage.Remote {

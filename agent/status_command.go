@@ -33,10 +33,7 @@ func showReport(p *report.Page, rep *statuspage.Agent) {
 	if !rep.Published && rep.Standby == nil {
 		p.Wrong("the node object of %s does not have all keys and endpoints of this agent", rep.Node)
 	}
-	p.Failures(rep.Failing)
-	if len(rep.Pending) > 0 {
-		p.Unknown("not completed since start: %s", strings.Join(rep.Pending, ", "))
-	}
+	showConditions(p, rep)
 	if !rep.Local {
 		p.Unknown("addresses of this cluster not read yet: endpoints of remote nodes can't be checked against them")
 	}
@@ -70,6 +67,25 @@ func showReport(p *report.Page, rep *statuspage.Agent) {
 			}
 			rejected.Row(r.Name, no.Node, what, no.Reason, no.Detail)
 		}
+	}
+}
+
+// showConditions shows what fails, once for each part, and what isn't known yet.
+func showConditions(p *report.Page, rep *statuspage.Agent) {
+	failing, pending := map[string]string{}, []string(nil)
+	for _, c := range rep.Conditions {
+		if c.Type == statuspage.Pending {
+			pending = append(pending, c.Object)
+		} else {
+			failing[c.Object] = c.Message
+		}
+	}
+	p.Failures(failing)
+	if len(pending) > 0 {
+		p.Unknown("not completed since start: %s", strings.Join(pending, ", "))
+	}
+	if rep.Conditions == nil {
+		p.Unknown("the agent doesn't report whether it fails: it is of another release")
 	}
 }
 

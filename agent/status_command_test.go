@@ -21,7 +21,7 @@ func wellReport() statuspage.Agent {
 		return &at
 	}
 	return statuspage.Agent{
-		Version: "v1.2.3 (revision 0123456789ab, go1.26.8)", Cluster: "aws", Node: "aws-1", Published: true, Local: true,
+		Version: "v1.2.3 (revision 0123456789ab, go1.26.8)", Cluster: "aws", Node: "aws-1", Published: true, Local: true, Conditions: []statuspage.Condition{},
 		Filter: statuspage.Filter{State: statuspage.FilterEnforced}, Exit: statuspage.Filter{State: statuspage.FilterEnforced},
 		Pods: &statuspage.Pods{Source: "node", Why: "the node has podCIDRs", Known: true, Count: 1, Prefixes: []string{"10.2.1.0/24"}},
 		Remotes: []statuspage.Remote{{
@@ -243,7 +243,12 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		{
 			"loops that fail, and a node that is not published",
 			func(rep *statuspage.Agent) {
-				rep.Published, rep.Failing = false, map[string]string{"routes": "foreign route\nand another", "publish": "forbidden"}
+				rep.Published = false
+				rep.Conditions = []statuspage.Condition{
+					{Type: statuspage.Failing, Object: "publish", Message: "forbidden"},
+					{Type: statuspage.Failing, Reason: statuspage.ReasonRouteInTheWay, Object: "routes", Message: "foreign route\nand another"},
+					{Type: statuspage.Failing, Reason: statuspage.ReasonUndone, Object: "routes", Message: "foreign route\nand another"},
+				}
 			},
 			[]string{
 				"the node object of aws-1 does not have all keys and endpoints of this agent",
@@ -254,7 +259,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 			"a source filter that can't be installed",
 			func(rep *statuspage.Agent) {
 				rep.Filter = statuspage.Filter{State: statuspage.FilterNotEnforced, Error: "no nf_tables"}
-				rep.Failing = map[string]string{"source filter": "no nf_tables"}
+				rep.Conditions = []statuspage.Condition{{Type: statuspage.Failing, Object: "source filter", Message: "no nf_tables"}}
 				rep.Remotes[0].Forged = nil
 			},
 			[]string{"source filter: no nf_tables", "plaintext packets with a remote pod's source address are not dropped"},
@@ -337,8 +342,15 @@ func TestStatusSaysWhatIsNotKnown(t *testing.T) {
 		},
 		{
 			"loops without a completed pass",
-			func(rep *statuspage.Agent) { rep.Pending = []string{"routes", "device gcp"} },
+			func(rep *statuspage.Agent) {
+				rep.Conditions = []statuspage.Condition{{Type: statuspage.Pending, Object: "routes"}, {Type: statuspage.Pending, Object: "device gcp"}}
+			},
 			"not completed since start: routes, device gcp",
+		},
+		{
+			"an agent of another release",
+			func(rep *statuspage.Agent) { rep.Conditions = nil },
+			"the agent doesn't report whether it fails: it is of another release",
 		},
 		{
 			"unknown addresses of the local cluster",
@@ -354,7 +366,7 @@ func TestStatusSaysWhatIsNotKnown(t *testing.T) {
 				strings.Contains(got.Stdout, "all is well") {
 				t.Errorf("code %d:\n%s\nwant 3, and at the end:%s", got.Code, got.Stdout, want)
 			}
-			rep.Failing = map[string]string{"routes": "foreign route"}
+			rep.Published = false
 			if got := reporttest.Run(t, statusCommand(), rep); got.Code != 1 || !strings.Contains(got.Stdout, c.want) {
 				t.Errorf("with something wrong: code %d:\n%s", got.Code, got.Stdout)
 			}

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
-	"strings"
+	"slices"
 	"testing"
 	"time"
 
@@ -67,16 +67,19 @@ func TestAnotherProgramUndoesRepairs(t *testing.T) {
 			var logs logtest.Buffer
 			a := startAgent(t, cfg, &logs)
 			polltest.Until(t, time.Minute, "both devices", func() bool { return a.remotes[0].present() && a.remotes[1].present() })
-			var failing map[string]string
+			var undone []string
 			polltest.Until(t, 2*time.Minute, "the fault in the status", func() bool {
 				check(t, c.undo(t.Context()))
-				failing = a.status().(statuspage.Agent).Failing
-				return strings.Contains(failing[c.loop], "another program")
-			})
-			for loop, err := range failing {
-				if loop != c.loop && strings.Contains(err, "another program") {
-					t.Errorf("%s fails: %s", loop, err)
+				undone = nil
+				for _, condition := range statusOf(a).Conditions {
+					if condition.Reason == statuspage.ReasonUndone && condition.Since != nil {
+						undone = append(undone, condition.Object)
+					}
 				}
+				return slices.Contains(undone, c.loop)
+			})
+			if len(undone) > 1 {
+				t.Errorf("undone: %q", undone)
 			}
 			if t.Failed() {
 				t.Log(logs.String())

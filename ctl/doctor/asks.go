@@ -12,6 +12,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
@@ -182,7 +183,7 @@ func nodeOf(c *inspect.Cluster, address string) string {
 // refused reports whether an admission controller has refused the pod on a node, or the
 // temporary Service of a cluster, which is a cause.
 func (f *Facts) refused(at probe.NodeRef) bool {
-	return f.Results != nil && admission(f.Results.Refused[at])
+	return f.Results != nil && kube.RefusedByAdmission(f.Results.Refused[at])
 }
 
 // refusesPods reports whether a cluster has refused a pod.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 func controllerRules() []Rule {
@@ -316,7 +317,9 @@ func restRules() []Rule {
 					}
 					scope := Scope{Cluster: c.Name, Node: a.Pod.Node}
 					// At any moment it may be there or not.
-					flushed := undone(a.Value.Failing["packet filter"])
+					flushed := slices.ContainsFunc(a.Value.Conditions, func(c statuspage.Condition) bool {
+						return c.Object == "packet filter" && c.Reason == statuspage.ReasonUndone
+					})
 					if s := a.Value.Filter; !flushed && s.State != "" && s.State != "enforced" && s.State != "off" {
 						found(Finding{scope, "the source filter isn't enforced on " + a.Pod.Node + ": plaintext packets with remote pods' source addresses aren't dropped", []Evidence{{s.State + " " + s.Error, statusOf(a)}}})
 					}
@@ -357,16 +360,16 @@ func failures(f *Facts, found func(Finding)) {
 		for i := range a.Value.Remotes {
 			remotes[a.Value.Remotes[i].Name] = true
 		}
-		for _, what := range slices.Sorted(maps.Keys(a.Value.Failing)) {
+		for _, fails := range a.Value.Of(statuspage.Failing) {
 			scope := scope
-			if remote := lastWord(what); remotes[remote] {
+			if remote := lastWord(fails.Object); remotes[remote] {
 				scope.Remote = remote
 			}
-			word, _, _ := strings.Cut(what, " ")
-			if f.explained(scope, follows[word]...) || admission(a.Value.Failing[what]) || undone(a.Value.Failing[what]) {
+			word, _, _ := strings.Cut(fails.Object, " ")
+			if f.explained(scope, follows[word]...) || fails.Reason == statuspage.ReasonRefused || fails.Reason == statuspage.ReasonUndone {
 				continue
 			}
-			found(Finding{scope, "the agent of " + a.Pod.Node + " fails: " + what, []Evidence{{a.Value.Failing[what], statusOf(a)}}})
+			found(Finding{scope, "the agent of " + a.Pod.Node + " fails: " + fails.Object, []Evidence{{fails.Message, statusOf(a)}}})
 		}
 	}
 }

@@ -229,9 +229,19 @@ func open(f *Facts, wrong scopes) []Open {
 		}
 	}
 	for c, a := range f.agents() {
-		if a.Value.Standby == nil && len(a.Value.Pending) > 0 {
+		why := ""
+		if pending := a.Value.Of(statuspage.Pending); a.Value.Standby == nil && len(pending) > 0 {
+			why = "still pending since its start:"
+			for _, p := range pending {
+				why += " " + p.Object
+			}
+		}
+		if a.Value.Conditions == nil {
+			why = "it is of another release, and doesn't report whether it fails"
+		}
+		if why != "" {
 			add(Scope{Cluster: c.Name, Node: a.Pod.Node}, func() Open {
-				return Open{fmt.Sprintf("%s: the agent of %s", c.Name, a.Pod.Node), fmt.Sprintf("still pending since its start: %v", a.Value.Pending), a.Source}
+				return Open{fmt.Sprintf("%s: the agent of %s", c.Name, a.Pod.Node), why, a.Source}
 			})
 		}
 	}

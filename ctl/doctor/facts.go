@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"cmp"
 	"iter"
 	"maps"
 	"slices"
@@ -291,8 +290,19 @@ type view struct {
 	source  string
 	// failing are the failures of the agent that concern this remote, inTheWay the failure
 	// caused by a foreign route.
-	failing  map[string]string
+	failing  []statuspage.Condition
 	inTheWay string
+}
+
+// fails returns the message of the first failure that concerns this remote, with a reason; empty:
+// none.
+func (v *view) fails(reason string) string {
+	for _, c := range v.failing {
+		if c.Reason == reason {
+			return c.Message
+		}
+	}
+	return ""
 }
 
 // views iterates over all remotes of all agents that aren't on standby. The node is that of
@@ -311,15 +321,13 @@ func (f *Facts) views() iter.Seq[*view] {
 func (f *Facts) allViews() iter.Seq[*view] {
 	return func(yield func(*view) bool) {
 		for c, a := range f.agents() {
-			failing := map[string]map[string]string{} // by remote
-			for what, err := range a.Value.Failing {
-				remote := lastWord(what)
-				if failing[remote] == nil {
-					failing[remote] = map[string]string{}
+			failing, inTheWay := map[string][]statuspage.Condition{}, "" // by remote
+			for _, c := range a.Value.Of(statuspage.Failing) {
+				failing[lastWord(c.Object)] = append(failing[lastWord(c.Object)], c)
+				if c.Reason == statuspage.ReasonRouteInTheWay {
+					inTheWay = c.Message
 				}
-				failing[remote][what] = err
 			}
-			_, inTheWay := first(a.Value.Failing, " is in the way")
 			for j := range a.Value.Remotes {
 				r := &a.Value.Remotes[j]
 				v := &view{Scope{Cluster: c.Name, Node: a.Pod.Node, Remote: r.Name}, c, a.Value, r, statusOf(a), failing[r.Name], inTheWay}
@@ -415,15 +423,4 @@ func portOf(endpoint string) int {
 		return 0
 	}
 	return port
-}
-
-func first(texts map[string]string, with ...string) (what, text string) {
-	for key, value := range texts {
-		for _, part := range with {
-			if strings.Contains(value, part) && (what == "" || cmp.Less(key, what)) {
-				what, text = key, value
-			}
-		}
-	}
-	return what, text
 }

@@ -106,6 +106,11 @@ func ofNode(c *inspect.Cluster, node *inspect.Node, what string) error {
 			continue
 		}
 		agent := c.Agents[i].Value
+		if fails, is := strings.CutPrefix(what, "fails "); is {
+			words := strings.SplitN(fails, ": ", 3)
+			agent.Conditions = append(agent.Conditions, statuspage.Condition{Type: statuspage.Failing, Reason: words[0], Object: words[1], Message: words[2]})
+			return nil
+		}
 		to, is := strings.CutPrefix(what, "to ")
 		if !is {
 			return set(reflect.ValueOf(agent), what)

@@ -56,8 +56,8 @@ func TestClusterHidesNoOther(t *testing.T) {
 				all := inspecttest.Mesh(2, "aws", "gcp", "merit")
 				aws, gcp, merit := all[0], all[1], all[2]
 				aws.Agents[0].Value.Filter.State = "missing"
-				aws.Agents[1].Value.Pending = []string{"routes"}
-				merit.Agents[0].Value.Failing["orphans"] = "no"
+				aws.Agents[1].Value.Conditions = []statuspage.Condition{{Type: statuspage.Pending, Object: "routes"}}
+				merit.Agents[0].Value.Conditions = []statuspage.Condition{{Type: statuspage.Failing, Reason: statuspage.ReasonError, Object: "orphans", Message: "no"}}
 				merit.Agents[1].Value.Remotes[0].Peers[0].Path.State = "down"
 				lie(gcp)
 				d := diagnose(t, []*inspect.Cluster{all[order[0]], all[order[1]], all[order[2]]}, nil, false)
@@ -160,7 +160,7 @@ func TestWorkIsBounded(t *testing.T) {
 		"remotes and failures": report(func(a *statuspage.Agent) {
 			for i := range n {
 				a.Remotes = append(a.Remotes, statuspage.Remote{Name: fmt.Sprint("r", i)})
-				a.Failing[fmt.Sprint("device r", i)] = "x"
+				a.Conditions = append(a.Conditions, statuspage.Condition{Type: statuspage.Failing, Reason: statuspage.ReasonPortTaken, Object: fmt.Sprint("device r", i), Message: "x"})
 			}
 		}),
 		"pools and subnets": pools,
@@ -207,9 +207,9 @@ func TestEndsWithTheContext(t *testing.T) {
 func TestUnknownIsBoundedByCluster(t *testing.T) {
 	clusters := inspecttest.Pair(maxOpen + 3)
 	for i := range clusters[1].Agents {
-		clusters[1].Agents[i].Value.Pending = []string{"routes"}
+		clusters[1].Agents[i].Value.Conditions = []statuspage.Condition{{Type: statuspage.Pending, Object: "routes"}}
 	}
-	clusters[0].Agents[0].Value.Pending = []string{"routes"}
+	clusters[0].Agents[0].Value.Conditions = []statuspage.Condition{{Type: statuspage.Pending, Object: "routes"}}
 	slices.Reverse(clusters)
 	var got []string
 	for _, o := range diagnose(t, clusters, nil, false).Unknown[maxOpen:] {

@@ -90,7 +90,7 @@ func TestAgentsOfARelay(t *testing.T) {
 		}, []string{"agent-behind"}, false},
 		"an agent's watch fails": {2, func(c *inspect.Cluster) {
 			c.Agents[1].Value.Remotes[0].API.Error = `wireguardpeers.semaphore.uw.io is forbidden: User "x" cannot list resource "wireguardpeers"`
-			c.Agents[1].Value.Failing["objects of semaphore-relay for aws"] = c.Agents[1].Value.Remotes[0].API.Error
+			c.Agents[1].Value.Conditions = []statuspage.Condition{{Type: statuspage.Failing, Reason: statuspage.ReasonError, Object: "objects of semaphore-relay for aws", Message: c.Agents[1].Value.Remotes[0].API.Error}}
 		}, []string{"agent-behind"}, false},
 		"an agent stands by": {2, func(c *inspect.Cluster) {
 			next := c.Agents[1]

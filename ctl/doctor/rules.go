@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // agentGone are the rules that explain a missing report of a node's agent.
@@ -104,8 +106,7 @@ func nodeRules() []Rule {
 			Remedy: "stop the process that uses the port, or set another one with SEMAPHORE_REMOTE_<NAME>_WG_LISTEN_PORT, which is published to the remotes",
 			Find: func(f *Facts, found func(Finding)) {
 				f.eachView(found, func(v *view) (string, string) {
-					_, err := first(v.failing, "listen port is taken")
-					return err, "the listen port of " + v.remote.Device.Name + " is taken"
+					return v.fails(statuspage.ReasonPortTaken), "the listen port of " + v.remote.Device.Name + " is taken"
 				})
 			},
 		},
@@ -114,9 +115,11 @@ func nodeRules() []Rule {
 			Remedy: "fix what its error names, such as a foreign link of that name or a missing capability; the agent then creates the device",
 			Find: func(f *Facts, found func(Finding)) {
 				f.eachView(found, func(v *view) (string, string) {
-					err := cmp.Or(v.remote.Device.Error, v.agent.Failing["device "+v.remote.Name])
-					if undone(err) {
-						err = "" // It exists.
+					err := v.remote.Device.Error
+					for _, c := range v.failing {
+						if c.Object == "device "+v.remote.Name && c.Reason != statuspage.ReasonUndone { // That one exists.
+							err = cmp.Or(err, c.Message)
+						}
 					}
 					return err, "the device " + v.remote.Device.Name + " is missing"
 				})
@@ -139,9 +142,9 @@ func nodeRules() []Rule {
 			Remedy: "find the program on that node which removes or changes it, such as a firewall manager or a network manager, and configure it to leave devices wireguard.*, table 115115 and nftables tables semaphore-wireguard* alone; the agent goes on repairing",
 			Find: func(f *Facts, found func(Finding)) {
 				for c, a := range f.agents() {
-					for _, what := range slices.Sorted(maps.Keys(a.Value.Failing)) {
-						if err := a.Value.Failing[what]; undone(err) {
-							found(Finding{Scope{Cluster: c.Name, Node: a.Pod.Node}, "on " + a.Pod.Node + " another program undoes what the agent sets up: " + what, []Evidence{{err, statusOf(a)}}})
+					for _, fails := range a.Value.Of(statuspage.Failing) {
+						if fails.Reason == statuspage.ReasonUndone {
+							found(Finding{Scope{Cluster: c.Name, Node: a.Pod.Node}, "on " + a.Pod.Node + " another program undoes what the agent sets up: " + fails.Object, []Evidence{{fails.Message, statusOf(a)}}})
 						}
 					}
 				}
@@ -171,33 +174,22 @@ func (f *Facts) eachView(found func(Finding), say func(v *view) (fact, what stri
 	}
 }
 
-// undone reports whether a failure of an agent is that another program undoes its repairs.
-func undone(err string) bool {
-	return strings.Contains(err, "another program removes or changes them again and again")
-}
-
-// admission reports whether an error is that of an admission controller: a policy, a webhook,
-// a quota, or Pod Security. Kubernetes words most of them like missing rights.
-func admission(err string) bool {
-	for _, part := range []string{"ValidatingAdmissionPolicy", "admission webhook", "denied the request", "denied request", "exceeded quota", "violates PodSecurity"} {
-		if strings.Contains(err, part) {
-			return true
-		}
-	}
-	return false
-}
-
 // admissionRefuses finds writes of our programs, and pods of them, that an admission
 // controller refuses.
 func admissionRefuses(f *Facts, found func(Finding)) {
+	refused := func(s Scope, err, source string) {
+		found(Finding{s, s.Cluster + ": an admission controller refuses what our programs write", []Evidence{{err, source}}})
+	}
 	say := func(s Scope, err, source string) {
-		if admission(err) {
-			found(Finding{s, s.Cluster + ": an admission controller refuses what our programs write", []Evidence{{err, source}}})
+		if kube.RefusedByAdmission(err) {
+			refused(s, err, source)
 		}
 	}
 	for c, a := range f.agents() {
-		for _, what := range slices.Sorted(maps.Keys(a.Value.Failing)) {
-			say(Scope{Cluster: c.Name, Node: a.Pod.Node}, a.Value.Failing[what], statusOf(a))
+		for _, fails := range a.Value.Of(statuspage.Failing) {
+			if fails.Reason == statuspage.ReasonRefused {
+				refused(Scope{Cluster: c.Name, Node: a.Pod.Node}, fails.Message, statusOf(a))
+			}
 		}
 	}
 	for c, m := range f.mirrors() {
@@ -252,8 +244,8 @@ func annotationsGone(f *Facts, found func(Finding)) {
 				if agent != nil && agent.Standby != nil {
 					continue
 				}
-				if agent != nil && agent.Failing["publish"] != "" {
-					evidence = append(evidence, Evidence{agent.Failing["publish"], f.status(c, n.Name)})
+				if agent != nil && agent.Failure("publish") != "" {
+					evidence = append(evidence, Evidence{agent.Failure("publish"), f.status(c, n.Name)})
 				}
 				found(Finding{Scope{Cluster: c.Name, Node: n.Name, Remote: other.Name}, "the annotations of " + n.Name + " are missing", evidence})
 			}
@@ -276,7 +268,7 @@ func keyChanged(f *Facts, found func(Finding)) {
 			{"its device has " + v.remote.Device.PublicKey, v.source},
 			{"the node publishes " + published, v.cluster.Kubectl("get node %s -o yaml", v.Node)},
 		}
-		if err := v.agent.Failing["publish"]; err != "" {
+		if err := v.agent.Failure("publish"); err != "" {
 			evidence = append(evidence, Evidence{err, v.source})
 		}
 		found(Finding{v.Scope, "the key of " + v.Node + " differs from its published key", evidence})
@@ -376,7 +368,7 @@ func ownFailing(f *Facts, found func(Finding)) {
 		}
 	}
 	writes := func(c *inspect.Cluster, program, err, source string) {
-		if err != "" && !admission(err) {
+		if err != "" && !kube.RefusedByAdmission(err) {
 			found(Finding{Scope{Cluster: c.Name}, fmt.Sprintf("%s: %s can't write to its own API server", c.Name, program), []Evidence{{err, source}}})
 		}
 	}

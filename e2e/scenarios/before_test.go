@@ -19,6 +19,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed/sandbox"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 )
 
@@ -65,7 +66,7 @@ func TestMovingFromTheReleaseBefore(t *testing.T) {
 		must(t, conn.exchange("on the new agent"))
 		eventually(t, time.Minute, "the new agent to be ready alone", func(ctx context.Context) error {
 			status, err := next.Status(ctx) // at the port of the old one
-			if err == nil && (len(status.Failing) > 0 || !status.Published || status.Remote("gcp").Device.Error != "") {
+			if err == nil && (len(status.Of(statuspage.Failing)) > 0 || !status.Published || status.Remote("gcp").Device.Error != "") {
 				err = fmt.Errorf("%+v", status)
 			}
 			return err

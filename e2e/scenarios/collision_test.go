@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // TestSubnetsAgainstThisNode gives an agent a second remote whose pod subnets contain, by
@@ -86,8 +87,8 @@ func TestSubnetsAgainstThisNode(t *testing.T) {
 			must(t, programs.WaitReach(within(t, time.Minute), pod, abroad))
 			eventually(t, repair, "contact with the API servers", func(ctx context.Context) error {
 				status, err := agent.Status(ctx)
-				if err == nil && len(status.Failing) > 0 {
-					err = fmt.Errorf("failing: %v", status.Failing)
+				if err == nil && len(status.Of(statuspage.Failing)) > 0 {
+					err = fmt.Errorf("failing: %v", status.Conditions)
 				}
 				return err
 			})

@@ -288,7 +288,7 @@ func TestMissingRightIsReported(t *testing.T) {
 			if status.Published {
 				return errors.New("says that it has published")
 			}
-			return forbidden(fmt.Sprint(status.Failing))
+			return forbidden(fmt.Sprint(status.Conditions))
 		}},
 		{"to follow its own node", p.AWS, "semaphore-wireguard", "watch", func(ctx context.Context) error {
 			metrics, err := agent.Metrics(ctx)
@@ -330,7 +330,7 @@ func TestMissingRightIsReported(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return forbidden(status.Failing["events"])
+			return forbidden(status.Failure("events"))
 		})
 		must(t, errors.Join(agent.Ready(t.Context()), agent.Healthy(t.Context())))
 		must(t, p.WaitConnected(within(t, repair)))
@@ -343,8 +343,8 @@ func TestMissingRightIsReported(t *testing.T) {
 		})
 		eventually(t, repair, "the end of the failure", func(ctx context.Context) error {
 			status, err := agent.Status(ctx)
-			if err == nil && status.Failing["events"] != "" {
-				err = errors.New(status.Failing["events"])
+			if err == nil && status.Failure("events") != "" {
+				err = errors.New(status.Failure("events"))
 			}
 			return err
 		})

@@ -16,6 +16,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 )
@@ -113,8 +114,8 @@ func TestMeshWithARelay(t *testing.T) {
 				return fmt.Errorf("remote %s: peers from %s: %s", remote, r.Source, r.API.Error)
 			}
 		}
-		if len(s.Failing) > 0 || !s.Local {
-			return fmt.Errorf("failing: %v, own nodes known: %v", s.Failing, s.Local)
+		if len(s.Of(statuspage.Failing)) > 0 || !s.Local {
+			return fmt.Errorf("failing: %v, own nodes known: %v", s.Conditions, s.Local)
 		}
 		return nil
 	}

@@ -93,8 +93,8 @@ func testRestartWithoutPort(t *testing.T, a *programs.Agent, from, to *testbed.P
 	failing := func(want bool) func(context.Context) error {
 		return func(ctx context.Context) error {
 			status, err := a.Status(ctx)
-			if err == nil && (status.Failing["device gcp"] != "") != want {
-				err = fmt.Errorf("failing: %v", status.Failing)
+			if err == nil && (status.Failure("device gcp") != "") != want {
+				err = fmt.Errorf("failing: %v", status.Conditions)
 			}
 			return err
 		}

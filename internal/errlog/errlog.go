@@ -46,6 +46,7 @@ type Log struct {
 // lasting is an error that persists, or was logged less than Quiet ago.
 type lasting struct {
 	err    error     // nil: it is over
+	since  time.Time // when err, or an error before it, appeared
 	logged bool      // at Level since it appeared
 	kind   string    // of the last error logged at Level
 	at     time.Time // when that was logged
@@ -80,7 +81,10 @@ func (l *Log) NoteOf(ctx context.Context, key string, err error, attrs ...any) (
 	if ctx.Err() != nil {
 		return false
 	}
-	after, level := lasting{err: err, logged: true, kind: l.kind(err), at: now}, l.Level
+	after, level := lasting{err: err, since: now, logged: true, kind: l.kind(err), at: now}, l.Level
+	if before.err != nil {
+		after.since = before.since
+	}
 	changed = (!before.logged || after.kind != before.kind) && now.Sub(before.at) >= l.Quiet
 	if !changed {
 		after.logged, after.kind, after.at, level = before.logged, before.kind, before.at, slog.LevelDebug
@@ -107,6 +111,19 @@ func (l *Log) Err() error {
 		return all[0]
 	}
 	return errors.Join(all...)
+}
+
+// Since returns when the first error appeared of those that Err returns; zero without one.
+func (l *Log) Since() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var first time.Time
+	for _, e := range l.lasting {
+		if e.err != nil && (first.IsZero() || e.since.Before(first)) {
+			first = e.since
+		}
+	}
+	return first
 }
 
 func (l *Log) kind(err error) string {

@@ -118,6 +118,27 @@ func TestQuietTime(t *testing.T) {
 	})
 }
 
+// TestSince notes errors that change, end and return, of two operations.
+func TestSince(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, _ := newLog()
+		began := time.Now()
+		for _, step := range []struct {
+			key  string
+			err  error
+			want time.Duration // since the begin; negative: zero
+		}{
+			{"a", nil, -1}, {"a", errors.New("x"), 1}, {"a", errors.New("y"), 1}, {"b", errors.New("x"), 1}, {"a", nil, 3}, {"b", nil, -1}, {"a", errors.New("x"), 6},
+		} {
+			l.NoteOf(t.Context(), step.key, step.err)
+			if got := l.Since(); got.IsZero() != (step.want < 0) || step.want >= 0 && got.Sub(began) != step.want*time.Second {
+				t.Errorf("%+v: since %v", step, got.Sub(began))
+			}
+			time.Sleep(time.Second)
+		}
+	})
+}
+
 // TestQuietAfterTheEnd notes an error that comes and goes, and finally persists.
 func TestQuietAfterTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -213,6 +213,9 @@ func (w *Watch[T]) Err() error {
 	return err
 }
 
+// Since returns since when Err returns an error.
+func (w *Watch[T]) Since() time.Time { return w.health.failures.Since() }
+
 // changed is called after the store has.
 func (w *Watch[T]) changed(firstSync bool) {
 	if firstSync {

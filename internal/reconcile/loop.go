@@ -121,6 +121,10 @@ func (l *Loop) Stuck() error {
 // Err returns the error of the last completed pass; nil before the first one.
 func (l *Loop) Err() error { return l.outcomes.Err() }
 
+// Since returns when the first of the passes failed that have failed since the last success; zero
+// after a success.
+func (l *Loop) Since() time.Time { return l.outcomes.Since() }
+
 // Passed reports whether a pass has succeeded since start. Before that, the loop's status
 // is unknown.
 func (l *Loop) Passed() bool {

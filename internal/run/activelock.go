@@ -96,6 +96,9 @@ func (l *ActiveLock) Holder() string {
 // Err returns the error of locking, after which this process runs without the lock.
 func (l *ActiveLock) Err() error { return l.faults.Err() }
 
+// Since returns since when Err returns an error.
+func (l *ActiveLock) Since() time.Time { return l.faults.Since() }
+
 // Collector returns a gauge named <prefix>_acting: 1 in the active process.
 func (l *ActiveLock) Collector(prefix string) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{

@@ -3,18 +3,22 @@
 // nothing secret.
 package statuspage
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Agent is the report of semaphore-wireguard.
 type Agent struct {
-	Version   string            `json:"version"`
-	Cluster   string            `json:"cluster"`
-	Node      string            `json:"node"`
-	Published bool              `json:"published"`      // this node has all annotations of the agent
-	Local     bool              `json:"localKnown"`     // the addresses of this cluster have been read
-	Pods      *Pods             `json:"pods,omitempty"` // nil: an older agent
-	Failing   map[string]string `json:"failing,omitempty"`
-	Pending   []string          `json:"pending,omitempty"` // loops without a completed pass since start
+	Version   string `json:"version"`
+	Cluster   string `json:"cluster"`
+	Node      string `json:"node"`
+	Published bool   `json:"published"`      // this node has all annotations of the agent
+	Local     bool   `json:"localKnown"`     // the addresses of this cluster have been read
+	Pods      *Pods  `json:"pods,omitempty"` // nil: an older agent
+	// Conditions are what fails, and what isn't known yet; nil: an older agent, of which neither is
+	// known.
+	Conditions []Condition `json:"conditions"`
 	// Standby names the active agent; nil: this one is active.
 	Standby *Standby `json:"standby,omitempty"`
 	Filter  Filter   `json:"sourceFilter"`
@@ -35,6 +39,48 @@ type Agent struct {
 	// Relay has what semaphore-relay's Leases say, by cluster, of which one may be missing.
 	Relay       map[string]RelayContact    `json:"relay,omitempty"`
 	Credentials map[string]CredentialCheck `json:"credentials,omitempty"` // by remote
+}
+
+// Condition is a part of a program that fails, or isn't known yet.
+type Condition struct {
+	Type   string `json:"type"`   // a constant
+	Reason string `json:"reason"` // a constant, for programs; it stays the same in later releases
+	// Object is the part, such as "device gcp", "routes" or "publish".
+	Object  string     `json:"object"`
+	Message string     `json:"message,omitempty"` // for people
+	Since   *time.Time `json:"since,omitempty"`   // when it began; nil: not known
+}
+
+// Types of conditions. Pending is a part that has not completed a pass since start.
+const (
+	Failing = "Failing"
+	Pending = "Pending"
+)
+
+// Reasons of conditions. A part that fails for several has a condition for each.
+const (
+	ReasonPortTaken     = "PortTaken"     // another program or device has the listen port
+	ReasonRouteInTheWay = "RouteInTheWay" // a foreign route has the place of one of ours
+	ReasonUndone        = "Undone"        // another program undoes what the part sets up, again and again
+	ReasonRefused       = "Refused"       // an admission controller refuses what it writes
+	ReasonNotListening  = "NotListening"  // of a server
+	ReasonError         = "Error"         // anything else
+	ReasonNotCompleted  = "NotCompleted"  // of Pending
+)
+
+// Failure returns the message of a part that fails; empty: it doesn't.
+func (a *Agent) Failure(object string) string {
+	for i := range a.Conditions {
+		if c := &a.Conditions[i]; c.Type == Failing && c.Object == object {
+			return c.Message
+		}
+	}
+	return ""
+}
+
+// Of returns the conditions of a type.
+func (a *Agent) Of(kind string) []Condition {
+	return slices.DeleteFunc(slices.Clone(a.Conditions), func(c Condition) bool { return c.Type != kind })
 }
 
 // Remote returns the remote of a name, or nil.

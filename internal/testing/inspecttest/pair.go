@@ -27,7 +27,7 @@ func Mesh(nodes int, names ...string) []*inspect.Cluster {
 		c.Workloads.Value = []inspect.Workload{{Kind: "DaemonSet", Name: inspect.WireGuard, Wanted: int32(nodes), Ready: int32(nodes)}}
 		for n := range nodes {
 			node := inspect.Node{Name: fmt.Sprintf("%s-%d", name, n+1), Ready: "True", Renewed: Now.Add(-5 * time.Second), Annotations: map[string]string{}}
-			agent := &statuspage.Agent{Version: "v1", Cluster: name, Node: node.Name, Published: true, Failing: map[string]string{}}
+			agent := &statuspage.Agent{Version: "v1", Cluster: name, Node: node.Name, Published: true, Conditions: []statuspage.Condition{}}
 			for _, other := range names {
 				if other != name {
 					group := other + "." + inspect.AnnotationGroup
