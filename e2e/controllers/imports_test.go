@@ -107,7 +107,7 @@ func (b *importBed) start(t *testing.T, local *testbed.Cluster, adjust ...func(*
 	for _, c := range b.all() {
 		if c != local {
 			remote := client(c, programs.ServiceMirror+"-remote")
-			cfg.Remotes = append(cfg.Remotes, mirror.Remote{Name: c.Name, Prefix: c.Name, PodSubnets: c.PodSubnets, Client: func() (kube.Client, error) { return remote, nil }})
+			cfg.Remotes = append(cfg.Remotes, mirror.Remote{Name: c.Name, Prefix: c.Name, PodSubnets: c.PodSubnets, Tier: 1, Client: func() (kube.Client, error) { return remote, nil }})
 		}
 	}
 	for _, a := range adjust {

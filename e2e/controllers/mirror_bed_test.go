@@ -109,7 +109,7 @@ func (b *mirrorBed) config(t *testing.T) mirror.Config {
 	for _, c := range []*testbed.Cluster{b.aws, b.merit} {
 		client := b.client(t, c)
 		cfg.Remotes = append(cfg.Remotes, mirror.Remote{
-			Name: c.Name, Prefix: c.Name, PodSubnets: c.PodSubnets,
+			Name: c.Name, Prefix: c.Name, PodSubnets: c.PodSubnets, Tier: 1,
 			Client: func() (kube.Client, error) { return client, nil },
 		})
 	}

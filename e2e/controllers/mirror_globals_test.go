@@ -87,7 +87,7 @@ func (b *mirrorBed) testMirrorsOfMirrors(t *testing.T) {
 		cfg.MirrorSelector, cfg.GlobalSelector = selector(t, mirrorMark+"!=false"), selector(t, globalMark+"!=false")
 		client := b.clientOf(t, remote, false)
 		cfg.Remotes = []mirror.Remote{{
-			Name: remote.Name, Prefix: remote.Name, PodSubnets: remote.PodSubnets,
+			Name: remote.Name, Prefix: remote.Name, PodSubnets: remote.PodSubnets, Tier: 1,
 			Client: func() (kube.Client, error) { return client, nil },
 		}}
 	}

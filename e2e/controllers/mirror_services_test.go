@@ -86,10 +86,11 @@ func (b *mirrorBed) testDrift(t *testing.T) {
 	s := svc("web")
 	must(t, putService(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
 	const name = "aws-shop-73736d-web"
-	made := b.service(t, name)
 	b.leadsTo(t, name, "10.4.0.1")
 	api := b.gcp.Client().DiscoveryV1().EndpointSlices(home)
-	for _, c := range []struct{ what, body string }{
+	// Each of these changes a Service of its own: changes of one that follow each other are
+	// repaired at a growing distance.
+	for n, c := range []struct{ what, body string }{
 		{"a port more", `{"spec":{"ports":[{"name":"http","port":80},{"name":"more","port":81}]}}`},
 		{"another port", `{"spec":{"ports":[{"name":"http","port":8080}]}}`},
 		{"a selector", `{"spec":{"selector":{"app":"other"}}}`},
@@ -102,6 +103,11 @@ func (b *mirrorBed) testDrift(t *testing.T) {
 		{"another origin", `{"metadata":{"annotations":{"mirror.semaphore.uw.io/name":"other"}}}`},
 		{"one family", `{"spec":{"ipFamilyPolicy":"SingleStack"}}`},
 	} {
+		origin := svc(fmt.Sprintf("web-%d", n))
+		name := "aws-shop-73736d-" + origin.Name
+		must(t, putService(t.Context(), b.aws, "shop", origin, slice(origin, origin.Name+"-1", "10.4.0.7")))
+		b.leadsTo(t, name, "10.4.0.7")
+		made := b.service(t, name)
 		patchService(t, b.gcp, home, name, c.body)
 		b.settled(t, i)
 		if got := b.service(t, name); got.UID != made.UID || got.Spec.ClusterIP != made.Spec.ClusterIP {

@@ -18,7 +18,7 @@ import (
 const (
 	firstWait   = 250 * time.Millisecond
 	longestWait = 5 * time.Minute
-	// longestUrgent is that of an urgent write.
+	// longestUrgent is that of an urgent write, and of one that creates an object again.
 	longestUrgent = 10 * time.Second
 	// Lasting is the time for which a write must last so that the object no longer counts as
 	// overridden by another client.
@@ -85,7 +85,7 @@ func (w *written) next(of *Write) time.Time {
 	case w.returned() && of.Have == w.got:
 		return w.at.Add(Calm)
 	default:
-		return w.at.Add(w.wait(of.Urgent))
+		return w.at.Add(w.wait(of.Urgent || of.Have == 0))
 	}
 }
 

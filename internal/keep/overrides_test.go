@@ -54,7 +54,7 @@ func TestOverridesDecideWhenToWrite(t *testing.T) {
 			{0, 5, 1, false, 2 * second, 0, true}, {2 * second, 5, 1, false, 0, 1, true},
 			{0, 5, 1, false, 4 * second, 0, true}, {4 * second, 5, 1, false, 0, 1, true},
 			{0, 5, 1, false, 8 * second, 0, true}, {8 * second, 5, 1, false, 0, 1, true},
-			{0, 5, 1, true, longestUrgent, 0, true}, {0, 5, 1, false, 16 * second, 0, true}, {16 * second, 5, 1, false, 0, 1, true},
+			{0, 5, 1, true, longestUrgent, 0, true}, {0, 0, 1, false, longestUrgent, 0, true}, {0, 5, 1, false, 16 * second, 0, true}, {16 * second, 5, 1, false, 0, 1, true},
 			{32 * second, 5, 1, false, 0, 1, true}, {64 * second, 5, 1, false, 0, 1, true}, {128 * second, 5, 1, false, 0, 1, true},
 			{256 * second, 5, 1, false, 0, 1, true}, {0, 5, 1, false, longestWait, 0, true}, {longestWait, 5, 1, false, 0, 1, true},
 			{longestWait - second, 5, 1, false, second, 0, true}, {0, 5, 1, true, 0, 1, true},
