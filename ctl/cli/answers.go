@@ -40,7 +40,8 @@ func (a answers) RoundTrip(req *http.Request) (*http.Response, error) {
 	if l, ok := req.Context().Value(pageKey{}).(*listing); ok {
 		body, err = l.read(req.Context(), response.Body)
 	} else if body, err = io.ReadAll(response.Body); err == nil {
-		err = atMost(body, maxResponseDecoded)
+		// A server that notices the end of a request ends its response, which may look whole.
+		err = errors.Join(atMost(body, maxResponseDecoded), req.Context().Err())
 	}
 	if err := errors.Join(err, response.Body.Close()); err != nil {
 		return nil, fmt.Errorf("read response: %w", err)
