@@ -220,7 +220,7 @@ func serve(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, p
 }
 
 func (s *server) start(ctx context.Context, c *cli.Cluster, id string) ([]string, error) {
-	pod := OnNode(s.image, s.Node, reach.Request{Map: s.settings.SubnetMap(), ServeFor: int(serveFor.Seconds())})
+	pod := OnNode(s.image, s.Node, reach.Request{ServeFor: int(serveFor.Seconds())})
 	pod.Labels[run] = id
 	pod, err := c.Client.CoreV1().Pods(Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {
