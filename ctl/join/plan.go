@@ -130,9 +130,9 @@ func settings(f *inspect.Facts, remotes []remoteSettings, taken map[int]bool) in
 			}
 			if r.proxy != nil {
 				delete(want, prefix+inspect.ProxyURL)
-			}
-			if r.proxy != nil && *r.proxy != "" {
-				want[prefix+inspect.ProxyURL] = *r.proxy
+				if *r.proxy != "" {
+					want[prefix+inspect.ProxyURL] = *r.proxy
+				}
 			}
 		}
 		for _, b := range r.bounds(f.Installed.Settings) {
