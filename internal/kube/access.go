@@ -43,14 +43,14 @@ type ClientConfig struct {
 	Bounds Bounds
 	// Dial connects to the cluster's API server; nil: net.Dialer.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Logger gets changes of the CA and the kubeconfig.
+	// Logger gets changes of the CA.
 	Logger *slog.Logger
 }
 
 // RESTConfig returns the configuration of a client.
 //
-// It makes no request. CA certificates and kubeconfigs are loaded before the first request
-// and reloaded as described at reloadingTransport. Redirects are not followed.
+// It makes no request. A kubeconfig is read now. CA certificates are loaded before the first
+// request, and reloaded as described at reloadingTransport. Redirects are not followed.
 //
 // The client doesn't limit the rate of requests, which is left to the API server's
 // priority and fairness. It prefers protobuf, except from a remote, whose objects are read in
@@ -63,23 +63,13 @@ func RESTConfig(c ClientConfig) (*rest.Config, error) {
 		UserAgent: c.UserAgent, QPS: -1,
 		ContentConfig: rest.ContentConfig{AcceptContentTypes: typeProtobuf + "," + typeJSON},
 	}
-	var from source
-	if c.Access.Kubeconfig != "" {
-		var err error
-		if from, err = kubeconfigSource(c.Access.Kubeconfig); err != nil {
-			return nil, err
-		}
-		cfg.Host = from.asked.String()
-	} else {
-		base, authority, err := c.base()
-		if err != nil {
-			return nil, err
-		}
-		cfg.Host, cfg.APIPath = base.Host, base.APIPath
-		addToken(cfg, base)
-		from = authority.of(base)
+	base, authority, err := c.base()
+	if err != nil {
+		return nil, err
 	}
-	cfg.Transport = newReloadingTransport(from, &c)
+	cfg.Host, cfg.APIPath = base.Host, base.APIPath
+	addToken(cfg, base)
+	cfg.Transport = newReloadingTransport(base, authority, &c)
 	if c.Bounds.Answer > 0 {
 		cfg.AcceptContentTypes = typeJSON
 		// Warnings contain text of the remote and would be logged.
@@ -92,10 +82,12 @@ func RESTConfig(c ClientConfig) (*rest.Config, error) {
 // inClusterCA has the CA of a pod's own cluster; the kubelet mounts it.
 const inClusterCA = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
 
-// base returns the configuration for a cluster without a kubeconfig, and the source of
-// its CA.
+// base returns the configuration of the transport, and the source of its CA.
 func (c *ClientConfig) base() (*rest.Config, caSource, error) {
 	access := c.Access
+	if access.Kubeconfig != "" {
+		return readKubeconfig(access.Kubeconfig)
+	}
 	if access.InCluster() {
 		cfg, err := rest.InClusterConfig()
 		if err != nil {
@@ -122,7 +114,7 @@ func (c *ClientConfig) base() (*rest.Config, caSource, error) {
 	var source caSource
 	switch {
 	case c.CA != nil:
-		source = caGiven(c.CA)
+		source = caGiven("the caller", c.CA)
 	case access.CAFile != "" && access.CAURL != "":
 		return nil, caSource{}, errors.New("both a file and a URL for the certificate authority")
 	case access.CAFile != "":

@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -24,12 +23,12 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
 )
 
-// watchOver starts a watch through a transport that reloads its access at an interval.
-func watchOver(t *testing.T, api *apiServer, from source, period time.Duration) (*bench, *logtest.Buffer) {
+// watchOver starts a watch through a transport that reloads its authority at an interval.
+func watchOver(t *testing.T, api *apiServer, from caSource, period time.Duration) (*bench, *logtest.Buffer) {
 	t.Helper()
 	var log logtest.Buffer
 	from.period = period
-	transport := newReloadingTransport(from, &ClientConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	transport := newReloadingTransport(&rest.Config{}, from, &ClientConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	transport.interval = 0
 	cfg := &rest.Config{Host: api.url(), Transport: transport}
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
@@ -41,35 +40,19 @@ func watchOver(t *testing.T, api *apiServer, from source, period time.Duration) 
 	return b, &log
 }
 
-// kubeconfigFor is the path of a kubeconfig that holds an authority itself.
-func kubeconfigFor(t *testing.T, path, url string, ca *authority) {
-	t.Helper()
-	replaceFile(t, path, []byte("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"+
-		"users: [{name: u, user: {token: t}}]\nclusters: [{name: c, cluster: {server: '"+url+"', certificate-authority-data: "+
-		base64.StdEncoding.EncodeToString(ca.pem)+"}}]\n"))
-}
-
 // TestConnectionOfAReplacedAuthorityIsClosed checks that the holder of a revoked CA key
 // doesn't keep a watch open.
 func TestConnectionOfAReplacedAuthorityIsClosed(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []string{"file", "kubeconfig", "URL"} {
+	for _, kind := range []string{"file", "URL"} {
 		t.Run(kind, func(t *testing.T) {
 			before, after := newAuthority(), newAuthority()
 			api := newAPIServer(t, before)
 			path := writeTemp(t, "ca", before.pem)
-			from, replace := caFile(path).of(&rest.Config{}), func() { replaceFile(t, path, after.pem) }
-			switch kind {
-			case "kubeconfig":
-				kubeconfigFor(t, path, api.url(), before)
-				var err error
-				if from, err = kubeconfigSource(path); err != nil {
-					t.Fatal(err)
-				}
-				replace = func() { kubeconfigFor(t, path, api.url(), after) }
-			case "URL":
+			from, replace := caFile(path), func() { replaceFile(t, path, after.pem) }
+			if kind == "URL" {
 				fetch := newCAServer(t, before.pem)
-				from, replace = caURL(fetch.URL, nil, nil).of(&rest.Config{}), func() { fetch.serve(after.pem) }
+				from, replace = caURL(fetch.URL, nil, nil), func() { fetch.serve(after.pem) }
 			}
 			b, log := watchOver(t, api, from, 20*time.Millisecond)
 			eventually(t, "sync", b.watch.Synced)
@@ -79,7 +62,7 @@ func TestConnectionOfAReplacedAuthorityIsClosed(t *testing.T) {
 				return b.watch.Err() != nil && strings.Contains(b.watch.Err().Error(), "does not verify with the authority")
 			})
 			api.apply("forged", "v1", "")
-			if text := log.String(); !strings.Contains(text, "access to the API server replaced") || !strings.Contains(text, "connections_closed=true") {
+			if text := log.String(); !strings.Contains(text, "certificate authority replaced") || !strings.Contains(text, "connections_closed=true") {
 				t.Errorf("log:\n%s", text)
 			}
 			// And gets a certificate of the new one.
@@ -98,7 +81,7 @@ func TestConnectionStaysWhenAnAuthorityIsAdded(t *testing.T) {
 	before, after := newAuthority(), newAuthority()
 	api := newAPIServer(t, before)
 	file := writeTemp(t, "ca", before.pem)
-	b, log := watchOver(t, api, caFile(file).of(&rest.Config{}), 20*time.Millisecond)
+	b, log := watchOver(t, api, caFile(file), 20*time.Millisecond)
 	eventually(t, "sync", b.watch.Synced)
 	requests := len(api.seen())
 	replaceFile(t, file, append(append([]byte{}, after.pem...), before.pem...))
@@ -138,7 +121,7 @@ func TestAuthorityThatCannotBeLoadedAgainStays(t *testing.T) {
 	ca := newAuthority()
 	api := newAPIServer(t, ca)
 	file := writeTemp(t, "ca", ca.pem)
-	b, log := watchOver(t, api, caFile(file).of(&rest.Config{}), 5*time.Millisecond)
+	b, log := watchOver(t, api, caFile(file), 5*time.Millisecond)
 	eventually(t, "sync", b.watch.Synced)
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
@@ -177,7 +160,7 @@ func TestRequestsDoNotWaitForAReloadOfTheCA(t *testing.T) {
 	api := newAPIServer(t, ca)
 	source := &hanging{pem: ca.pem, ended: make(chan struct{})}
 	t.Cleanup(func() { close(source.ended) })
-	b, _ := watchOver(t, api, caSource{"hanging", time.Hour, source.load}.of(&rest.Config{}), time.Millisecond)
+	b, _ := watchOver(t, api, caSource{"hanging", time.Hour, source.load}, time.Millisecond)
 	eventually(t, "sync", b.watch.Synced)
 	eventually(t, "another load", func() bool { return source.loads.Load() > 1 })
 	for i := range 3 {

@@ -33,25 +33,19 @@ type caSource struct {
 	load   func() (pem []byte, err error)
 }
 
-// of returns a source of base with these CA certificates.
-func (s caSource) of(base *rest.Config) source {
-	load := func() (*access, error) {
-		content, err := s.load()
-		if err != nil {
-			return nil, fmt.Errorf("load certificate authority: %w", err)
-		}
-		certs, err := parseCerts(content)
-		if err != nil {
-			return nil, fmt.Errorf("load certificate authority: %s %w", s.name, err)
-		}
-		cfg := rest.CopyConfig(base)
-		cfg.CAData = content
-		return &access{cfg: cfg, certs: certs}, nil
+// config returns a copy of base with the certificates, and these in DER.
+func (s caSource) config(base *rest.Config) (*rest.Config, map[string]struct{}, error) {
+	content, err := s.load()
+	if err != nil {
+		return nil, nil, fmt.Errorf("load certificate authority: %w", err)
 	}
-	return source{
-		name: s.name, period: s.period, load: load,
-		failing: "certificate authority can't be reloaded, the last one stays in use", over: "certificate authority reloaded",
+	certs, err := parseCerts(content)
+	if err != nil {
+		return nil, nil, fmt.Errorf("load certificate authority: %s %w", s.name, err)
 	}
+	cfg := rest.CopyConfig(base)
+	cfg.CAData = content
+	return cfg, certs, nil
 }
 
 // caFile is a file in PEM.
@@ -59,9 +53,9 @@ func caFile(path string) caSource {
 	return caSource{path, filePeriod, func() ([]byte, error) { return os.ReadFile(path) }}
 }
 
-// caGiven is a constant.
-func caGiven(pem []byte) caSource {
-	return caSource{"the caller", caURLPeriod, func() ([]byte, error) { return pem, nil }}
+// caGiven is a constant. The name is where it is from.
+func caGiven(name string, pem []byte) caSource {
+	return caSource{name, caURLPeriod, func() ([]byte, error) { return pem, nil }}
 }
 
 // caURL is an https URL whose own certificate must verify with the system's CAs. Pins are

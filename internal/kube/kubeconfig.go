@@ -1,11 +1,11 @@
 package kube
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"os/exec"
 	"strings"
@@ -14,41 +14,6 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
-
-// kubeconfigSpec is the content of a kubeconfig without certificate-authority-data.
-type kubeconfigSpec struct {
-	cluster clientcmdapi.Cluster
-	user    clientcmdapi.AuthInfo
-}
-
-// kubeconfigSource returns the current context of a kubeconfig as a source. It returns an
-// error if the kubeconfig can't be used.
-func kubeconfigSource(path string) (source, error) {
-	first, err := readKubeconfig(path)
-	if err != nil {
-		return source{}, err
-	}
-	load := func() (*access, error) {
-		read, err := readKubeconfig(path)
-		if err != nil {
-			return nil, err
-		}
-		cfg := read.cfg
-		if len(cfg.CAData) == 0 { // overrides the file, as in client-go
-			if cfg.CAData, err = os.ReadFile(cfg.CAFile); err != nil {
-				return nil, fmt.Errorf("load certificate authority: %w", err)
-			}
-		}
-		if read.certs, err = parseCerts(cfg.CAData); err != nil {
-			return nil, fmt.Errorf("use kubeconfig %s: its certificate authority %w", path, err)
-		}
-		return read, nil
-	}
-	return source{
-		name: path, period: filePeriod, load: load, asked: first.server,
-		failing: "kubeconfig is invalid, its last valid content stays in use", over: "kubeconfig is valid again",
-	}, nil
-}
 
 // ParseKubeconfig parses a kubeconfig. The error names the file, and if known the line or
 // field, but doesn't quote the content as a parser's error may: a misplaced token could be
@@ -100,55 +65,57 @@ func supported(cfg *rest.Config) error {
 	return fmt.Errorf("its user: %s: use tokenFile, token, or client-certificate and client-key", what)
 }
 
-// readKubeconfig returns the access that the current context defines, without its CA
-// certificates.
-func readKubeconfig(path string) (*access, error) {
+// readKubeconfig returns the access that the current context defines, and its authority. A program
+// reads it once; files that it names, of a token or of certificates, are read again.
+func readKubeconfig(path string) (*rest.Config, caSource, error) {
 	content, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("load kubeconfig %s: %w", path, err)
+		return nil, caSource{}, fmt.Errorf("load kubeconfig %s: %w", path, err)
 	}
 	loaded, err := ParseKubeconfig(path, content)
 	if err != nil {
-		return nil, err
+		return nil, caSource{}, err
 	}
-	var spec kubeconfigSpec
+	cfg, authority, err := currentAccess(path, loaded)
+	if err != nil {
+		return nil, caSource{}, fmt.Errorf("use kubeconfig %s: %w", path, err)
+	}
+	return cfg, authority, nil
+}
+
+func currentAccess(path string, loaded *clientcmdapi.Config) (*rest.Config, caSource, error) {
+	cluster, user := &clientcmdapi.Cluster{}, &clientcmdapi.AuthInfo{}
 	if current := loaded.Contexts[loaded.CurrentContext]; current != nil {
-		if c := loaded.Clusters[current.Cluster]; c != nil {
-			spec.cluster = *c
-			spec.cluster.CertificateAuthorityData = nil
-		}
-		if u := loaded.AuthInfos[current.AuthInfo]; u != nil {
-			spec.user = *u
-		}
+		cluster = cmp.Or(loaded.Clusters[current.Cluster], cluster)
+		user = cmp.Or(loaded.AuthInfos[current.AuthInfo], user)
 	}
-	if spec.cluster.Server != "" {
-		if err := CheckServer(spec.cluster.Server); err != nil {
-			return nil, fmt.Errorf("use kubeconfig %s: server: %w", path, err)
+	if cluster.Server != "" {
+		if err := CheckServer(cluster.Server); err != nil {
+			return nil, caSource{}, fmt.Errorf("server: %w", err)
 		}
 	}
 	cfg, err := clientcmd.NewDefaultClientConfig(*loaded, nil).ClientConfig()
 	if err != nil {
-		return nil, fmt.Errorf("use kubeconfig %s: %s", path, WithoutValues(err.Error(), &spec.cluster, &spec.user))
+		return nil, caSource{}, errors.New(WithoutValues(err.Error(), cluster, user))
 	}
 	if err := supported(cfg); err != nil {
-		return nil, fmt.Errorf("use kubeconfig %s: %w", path, err)
+		return nil, caSource{}, err
 	}
 	if cfg.Insecure {
-		return nil, fmt.Errorf("use kubeconfig %s: insecure-skip-tls-verify is not supported, name the certificate authority", path)
+		return nil, caSource{}, errors.New("insecure-skip-tls-verify is not supported, name the certificate authority")
 	}
 	if err := requireHTTPS(cfg.Host); err != nil {
-		return nil, fmt.Errorf("use kubeconfig %s: %w", path, err)
-	}
-	if len(cfg.CAData) == 0 && cfg.CAFile == "" {
-		return nil, fmt.Errorf("use kubeconfig %s: its cluster has neither certificate-authority-data nor certificate-authority, "+
-			"and the CAs of the system are not trusted", path)
-	}
-	server, err := url.Parse(cfg.Host)
-	if err != nil {
-		return nil, fmt.Errorf("use kubeconfig %s: %w", path, err)
+		return nil, caSource{}, err
 	}
 	if cfg.Proxy == nil {
 		cfg.Proxy = environmentProxy()
 	}
-	return &access{cfg: cfg, server: server, spec: spec}, nil
+	switch {
+	case len(cfg.CAData) > 0: // overrides the file, as in client-go
+		return cfg, caGiven(path, cfg.CAData), nil
+	case cfg.CAFile != "":
+		return cfg, caFile(cfg.CAFile), nil
+	default:
+		return nil, caSource{}, errors.New("its cluster has neither certificate-authority-data nor certificate-authority, and the CAs of the system are not trusted")
+	}
 }

@@ -10,9 +10,6 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"net/url"
-	"reflect"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,22 +31,22 @@ const (
 	reloadRetry = time.Minute
 )
 
-// reloadingTransport connects to an API server by an access that it loads from a source
+// reloadingTransport connects to an API server with an authority that it loads from a source
 //
 //   - before the first request,
 //   - when a server's certificate doesn't verify: the CA may have been renewed,
 //   - and periodically, at the interval of the source, when a request begins and while
 //     watches are open. The holder of a revoked CA key never causes the second.
 //
-// When CA certificates are removed, or the rest of a kubeconfig changes, connections are
-// closed, with all their requests. If loading fails, the last access stays in use.
+// When CA certificates are removed, connections are closed, with all their requests. If loading
+// fails, the last authority stays in use.
 //
-// client-go reloads CA files every 5 minutes, neither URLs nor kubeconfigs, and leaves
-// connections open: the holder of a removed CA's key keeps those that it has.
+// client-go reloads CA files every 5 minutes, no URLs, and leaves connections open: the holder of
+// a removed CA's key keeps those that it has.
 type reloadingTransport struct {
-	source   source
+	base     *rest.Config // without an authority
+	source   caSource
 	dial     dialFunc
-	compress bool // accept compressed responses
 	interval time.Duration
 	log      *slog.Logger
 	faults   errlog.Log
@@ -61,25 +58,9 @@ type reloadingTransport struct {
 	err     error // of the last load
 }
 
-// source is a source of an access.
-type source struct {
-	name   string // for logs and errors
-	period time.Duration
-	load   func() (*access, error)
-	// asked is the server in the URLs of requests, which a kubeconfig may replace; nil: it
-	// doesn't change.
-	asked *url.URL
-	// failing and over are the log messages of an error and its end.
-	failing, over string
-}
-
-// access is a loaded access.
+// access is a transport with an authority.
 type access struct {
-	cfg    *rest.Config        // with CAData
-	certs  map[string]struct{} // of CAData, in DER
-	server *url.URL            // of a kubeconfig
-	spec   kubeconfigSpec
-
+	certs     map[string]struct{} // in DER
 	transport http.RoundTripper
 	conns     *connections
 }
@@ -87,11 +68,13 @@ type access struct {
 // dialFunc is net.Dialer.DialContext.
 type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
 
-func newReloadingTransport(s source, c *ClientConfig) *reloadingTransport {
+func newReloadingTransport(base *rest.Config, authority caSource, c *ClientConfig) *reloadingTransport {
+	base.DisableCompression = c.Bounds.Answer > 0
 	t := &reloadingTransport{
-		source: s, dial: c.Dial, compress: c.Bounds.Answer <= 0, interval: reloadInterval, log: c.Logger,
+		base: base, source: authority, dial: c.Dial, interval: reloadInterval, log: c.Logger,
 		faults: errlog.Log{
-			Logger: c.Logger, Level: slog.LevelWarn, Failing: s.failing, Over: s.over,
+			Logger: c.Logger, Level: slog.LevelWarn,
+			Failing: "certificate authority can't be reloaded, the last one stays in use", Over: "certificate authority reloaded",
 			Kind: func(error) string { return "" }, // one line, whatever the error
 		},
 	}
@@ -101,7 +84,8 @@ func newReloadingTransport(s source, c *ClientConfig) *reloadingTransport {
 	return t
 }
 
-// RoundTrip implements http.RoundTripper.
+// RoundTrip implements http.RoundTripper. A request that fails because the authority was renewed
+// is the caller's to repeat.
 func (t *reloadingTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	used, err := t.access(req.Context())
 	if err != nil {
@@ -114,28 +98,22 @@ func (t *reloadingTransport) RoundTrip(req *http.Request) (*http.Response, error
 	if watches(req) {
 		go t.follow(ctx)
 	}
-	directed := t.directed(req.WithContext(ctx), used.server)
-	response, err := used.transport.RoundTrip(directed)
+	response, err := used.transport.RoundTrip(req.WithContext(ctx))
 	if err == nil {
 		response.Body = &endingBody{response.Body, end}
 		return response, nil
 	}
 	end()
-	err = through(used.cfg.Proxy, directed.URL.String(), err)
+	err = through(t.base.Proxy, req.URL.String(), err)
 	if !untrusted(err) {
 		return nil, err
 	}
-	renewed, reloadErr := t.reload(req.Context(), t.interval)
-	switch {
-	case reloadErr != nil:
-		return nil, fmt.Errorf("certificate of %s: %w (%w)", req.URL.Host, err, reloadErr)
-	case renewed == used:
-		return nil, fmt.Errorf("certificate of %s does not verify with the authority from %s: %w", req.URL.Host, t.source.name, err)
-	case req.Body == nil || req.Body == http.NoBody:
-		return t.RoundTrip(req)
-	default:
-		return nil, fmt.Errorf("certificate of %s did not verify with the authority from %s before it was reloaded: %w", req.URL.Host, t.source.name, err)
+	_, reloadErr := t.reload(req.Context(), t.interval)
+	err = fmt.Errorf("certificate of %s does not verify with the authority from %s: %w", req.URL.Host, t.source.name, err)
+	if reloadErr != nil {
+		err = fmt.Errorf("%w (%w)", err, reloadErr)
 	}
+	return nil, err
 }
 
 // CloseIdleConnections closes idle connections of the current access.
@@ -147,7 +125,7 @@ func (t *reloadingTransport) CloseIdleConnections() {
 	}
 }
 
-// access returns the current access. Requests only wait for the first load.
+// access returns the current authority. Requests only wait for the first load.
 func (t *reloadingTransport) access(ctx context.Context) (*access, error) {
 	t.mu.Lock()
 	current := t.current
@@ -186,7 +164,7 @@ func (t *reloadingTransport) follow(watch context.Context) {
 	}
 }
 
-// reload loads the access, if the last attempt is at least that long ago, and returns the
+// reload loads the authority, if the last attempt is at least that long ago, and returns the
 // current one.
 func (t *reloadingTransport) reload(ctx context.Context, least time.Duration) (*access, error) {
 	select {
@@ -222,25 +200,23 @@ func (t *reloadingTransport) start(ctx context.Context, least time.Duration) <-c
 	})
 }
 
-// load returns current if the source has the same access.
+// load returns current if the source has the same authority.
 func (t *reloadingTransport) load(current *access) (*access, error) {
-	fresh, err := t.source.load()
+	cfg, certs, err := t.source.config(t.base)
 	if err != nil {
 		return nil, err
 	}
-	fresh.conns = &connections{Dialer: connrotation.NewDialer(t.dial)}
-	if current != nil && reflect.DeepEqual(fresh.spec, current.spec) {
-		if maps.Equal(fresh.certs, current.certs) {
-			return current, nil
-		}
-		if covers(fresh.certs, current.certs) {
-			fresh.conns = current.conns // what was verified still would be
-		}
+	fresh := &access{certs: certs, conns: &connections{Dialer: connrotation.NewDialer(t.dial)}}
+	switch {
+	case current == nil:
+	case maps.Equal(certs, current.certs):
+		return current, nil
+	case covers(certs, current.certs):
+		fresh.conns = current.conns // what was verified still would be
 	}
-	fresh.cfg.Dial, fresh.cfg.DisableCompression = fresh.conns.DialContext, !t.compress
-	addToken(fresh.cfg, fresh.cfg)
-	if fresh.transport, err = rest.TransportFor(fresh.cfg); err != nil {
-		return nil, fmt.Errorf("connect by %s: %w", t.source.name, err)
+	cfg.Dial = fresh.conns.DialContext
+	if fresh.transport, err = rest.TransportFor(cfg); err != nil {
+		return nil, fmt.Errorf("connect with the authority from %s: %w", t.source.name, err)
 	}
 	return fresh, nil
 }
@@ -256,30 +232,10 @@ func (t *reloadingTransport) replaced(ctx context.Context, old, fresh *access, e
 	if revoked {
 		old.conns.revoke()
 	}
-	t.log.InfoContext(ctx, "access to the API server replaced", "source", t.source.name, "connections_closed", revoked)
+	t.log.InfoContext(ctx, "certificate authority replaced", "source", t.source.name, "connections_closed", revoked)
 }
 
-// directed returns req for the server of a kubeconfig.
-func (t *reloadingTransport) directed(req *http.Request, server *url.URL) *http.Request {
-	asked := t.source.asked
-	if asked == nil || *server == *asked {
-		return req
-	}
-	req = req.Clone(req.Context())
-	req.URL.Scheme, req.URL.Host, req.Host = server.Scheme, server.Host, server.Host
-	req.URL.Path = otherPrefix(req.URL.Path, asked.Path, server.Path)
-	if req.URL.RawPath != "" {
-		req.URL.RawPath = otherPrefix(req.URL.RawPath, asked.EscapedPath(), server.EscapedPath())
-	}
-	return req
-}
-
-func otherPrefix(path, from, to string) string {
-	return strings.TrimSuffix(to, "/") + strings.TrimPrefix(path, strings.TrimSuffix(from, "/"))
-}
-
-// addToken moves the token file of a configuration to another one, or the same. The clients
-// made of that read the file before their first request, then every 50 s, and after the
+// addToken moves the token file of a configuration to another one. The clients made of that read the file before their first request, then every 50 s, and after the
 // server has rejected the token; with BearerTokenFile they would not do the latter.
 func addToken(to, from *rest.Config) {
 	file := from.BearerTokenFile
@@ -305,7 +261,7 @@ func (c *connections) DialContext(ctx context.Context, network, address string) 
 	case err != nil:
 		return nil, err
 	case c.revoked.Load():
-		return nil, errors.Join(errors.New("the access to the API server was replaced meanwhile"), conn.Close())
+		return nil, errors.Join(errors.New("the certificate authority was replaced meanwhile"), conn.Close())
 	}
 	return &answering{Conn: conn}, conn.SetReadDeadline(time.Now().Add(handshakeTimeout))
 }
