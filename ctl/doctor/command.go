@@ -1,3 +1,5 @@
+// Package doctor implements "semaphorectl doctor": it surveys clusters, tests with temporary pods, and
+// prints the causes that judge finds.
 package doctor
 
 import (
@@ -14,6 +16,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/ctl/judge"
 	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
@@ -71,17 +74,17 @@ func Command(session *cli.Session) *cobra.Command {
 					return errors.Join(context.Cause(ctx), failed)
 				}
 			}
-			d, err := Diagnose(ctx, taken, results, !pathsOnly)
+			d, err := judge.Diagnose(ctx, taken, results, !pathsOnly)
 			if err != nil {
 				return err
 			}
 			if failed != nil {
-				d.untested(failed)
+				d.Untested(failed)
 			}
-			if err := d.print(session.Out, output); err != nil {
+			if err := show(session.Out, d, output); err != nil {
 				return fmt.Errorf("print: %w", err)
 			}
-			return cli.Judged(d.Verdict == Wrong, d.Verdict == Unknown)
+			return cli.Judged(d.Verdict == judge.Wrong, d.Verdict == judge.Unknown)
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "", "output format: json")
@@ -95,7 +98,7 @@ func Command(session *cli.Session) *cobra.Command {
 	return cmd
 }
 
-func (d *Diagnosis) print(to io.Writer, output string) error {
+func show(to io.Writer, d *judge.Diagnosis, output string) error {
 	if output == "json" {
 		return cli.JSON(to, d)
 	}
@@ -135,7 +138,7 @@ func (d *Diagnosis) print(to io.Writer, output string) error {
 	for _, o := range d.NotAsked {
 		line("- ", "not asked: %s: %s", o.What, o.Why)
 	}
-	if d.Verdict == Well {
+	if d.Verdict == judge.Well {
 		line("", "no faults found")
 	}
 	_, err := io.WriteString(to, b.String())
@@ -155,7 +158,7 @@ func try(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, tak
 		return nil, nil
 	}
 	session.Say("testing connections with temporary pods in %s", probe.Namespace)
-	plan.Asks = Asks(read)
+	plan.Asks = judge.Asks(read)
 	results, err := probe.Mesh(ctx, readable, inspect.ReadAll(ctx, readable), plan)
 	if results != nil && slices.ContainsFunc(results.Connections, func(l probe.Connection) bool { return l.Error+l.Datagrams != "" }) {
 		// What agents have counted meanwhile shows where packets end.
@@ -166,12 +169,4 @@ func try(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, tak
 		reading.Wait()
 	}
 	return results, err
-}
-
-// untested adds the error of testing, or of removing what was created for it.
-func (d *Diagnosis) untested(err error) {
-	d.Unknown = append(d.Unknown, Open{"temporary pods and Services", err.Error(), ""})
-	if d.Verdict == Well {
-		d.Verdict = Unknown
-	}
 }

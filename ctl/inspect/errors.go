@@ -8,6 +8,12 @@ const (
 	CredentialsMissing = "credentials-missing"
 )
 
+// RightsMissing is the kind of errors of API servers that don't allow a request.
+const RightsMissing = "rights-missing"
+
+// failing is the kind of all others.
+const failing = "api-failing"
+
 // kinds classifies errors of API servers by substrings, as client-go, net/http, crypto/x509
 // and internal/kube word them.
 var kinds = []struct {
@@ -20,7 +26,7 @@ var kinds = []struct {
 	// Whatever the proxy's reason is, the API server was not reached.
 	{"api-away", []string{"through the proxy "}},
 	{TokenRefused, []string{"Unauthorized", "asked for the client to provide credentials"}},
-	{"rights-missing", []string{"forbidden", "Forbidden"}},
+	{RightsMissing, []string{"forbidden", "Forbidden"}},
 	{"api-name-unresolved", []string{"no such host", "server misbehaving", "Temporary failure in name resolution"}},
 	{"api-away", []string{
 		"connection refused", "i/o timeout", "no route to host", "network is unreachable", "deadline exceeded", "EOF",
@@ -37,5 +43,14 @@ func KindOf(err string) string {
 			}
 		}
 	}
-	return "api-failing"
+	return failing
+}
+
+// Kinds returns all kinds.
+func Kinds() []string {
+	all := []string{failing}
+	for _, k := range kinds {
+		all = append(all, k.kind)
+	}
+	return all
 }

@@ -293,14 +293,8 @@ func (t *collector) settings(ctx context.Context) (map[string]string, error) {
 type Lack struct {
 	Cluster *Cluster
 	*KubeService
-	global int // number of clusters of a global service
-}
-
-func (l Lack) String() string {
-	if l.global > 0 {
-		return fmt.Sprintf("global service %s has no ready endpoints in any of its %d clusters", l.KubeService, l.global)
-	}
-	return fmt.Sprintf("service %s of %s has no ready endpoints, and other clusters mirror it", l.KubeService, l.Cluster.Name)
+	// Global is the number of clusters of a global service; 0: it is mirrored.
+	Global int
 }
 
 // Lacking returns the mirrored services of clusters whose origin has no ready endpoints, and
@@ -327,10 +321,10 @@ func Lacking(clusters []*Cluster) []Lack {
 			s := &c.Shared.Value[i]
 			l := global[s.String()]
 			if l == nil || s.Ready > l.Ready {
-				l = &Lack{Cluster: c, KubeService: s, global: cmp.Or(l, &Lack{}).global}
+				l = &Lack{Cluster: c, KubeService: s, Global: cmp.Or(l, &Lack{}).Global}
 				global[s.String()] = l
 			}
-			l.global++
+			l.Global++
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(global)) {

@@ -1,4 +1,4 @@
-package doctor
+package judge
 
 // scopes is a set of scopes of faults: pairs of nodes, by pair of clusters. The second
 // cluster is empty for a fault of one cluster.

@@ -1,4 +1,4 @@
-package doctor
+package judge
 
 import (
 	"cmp"
@@ -61,71 +61,46 @@ func loss(p, back *Pair) lost {
 	return lostSomewhere
 }
 
-func pathRules() []Rule {
-	firewall := "allow UDP from the nodes of the one cluster to the listen ports of the other one's nodes: in firewalls of hosts, security groups of clouds and network policies for hosts"
-	after := append([]string{"peers-outdated", "port-taken", "not-translated"}, unpeered...)
-	blocked := func(id, what string, is func(p, back *Pair) (Scope, bool), after ...string) Rule {
-		sum := func(here, there string) string { return fmt.Sprintf(what, here, there) }
-		return Rule{ID: id, Remedy: firewall, After: after, Sum: sum, Mutual: id == "udp-blocked", Find: func(f *Facts, found func(Finding)) {
-			seen := map[Scope]bool{}
-			for p := range f.Pairs() {
-				back := f.back(p)
-				scope, yes := is(p, back)
-				if !yes || seen[scope] {
-					continue
-				}
-				seen[scope] = true
-				found(Finding{scope, fmt.Sprintf(what, scope.Node, scope.Peer), bothWays(p, back)})
-			}
-		}}
+// oneWay and blocked find pairs of nodes by the table of lost.
+func oneWay(f *Facts, found func(Finding)) {
+	seen := map[Scope]bool{}
+	for p := range f.Pairs() {
+		back, scope := f.back(p), p.Scope
+		switch loss(p, back) {
+		case lostThere:
+		case lostBack:
+			scope = p.turned()
+		default:
+			continue
+		}
+		if !seen[scope] {
+			seen[scope] = true
+			found(Finding{Scope: scope, Evidence: bothWays(p, back)})
+		}
 	}
-	return []Rule{
-		blocked("udp-one-way", "packets from %s to %s are dropped, and those in the other direction aren't", func(p, back *Pair) (Scope, bool) {
-			switch loss(p, back) {
-			case lostThere:
-				return p.Scope, true
-			case lostBack:
-				return p.turned(), true
-			}
-			return Scope{}, false
-		}, after...),
-		blocked("udp-blocked", "packets between %s and %s are dropped in both directions", func(p, back *Pair) (Scope, bool) {
-			scope := p.Scope
-			if p.Cluster > p.Remote {
-				scope = p.turned()
-			}
-			return scope, loss(p, back) == lostBoth
-		}, append([]string{"udp-one-way"}, after...)...),
-		{
-			ID: "mtu-too-large", Mutual: true,
-			Sum: func(here, there string) string {
-				return fmt.Sprintf("only small packets get through between %s and %s", here, there)
-			},
-			After:  append([]string{"udp-one-way", "udp-blocked"}, after...),
-			Remedy: "set SEMAPHORE_REMOTE_<NAME>_WG_MTU on both sides to the MTU of the path less 80, or allow ICMP \"fragmentation needed\"",
-			Find:   tooLarge,
-		},
-		{
-			ID: "path-down", After: append([]string{"udp-one-way", "udp-blocked"}, after...), Mutual: true,
-			Sum: func(here, there string) string {
-				return fmt.Sprintf("no packets get through between %s and %s", here, there)
-			},
-			Remedy: "find out what drops UDP between these nodes: firewalls of hosts, security groups of clouds, network policies for hosts, a missing route. On both: tcpdump -ni any udp port LISTEN_PORT",
-			Find: func(f *Facts, found func(Finding)) {
-				seen := map[Scope]bool{}
-				for p := range f.Pairs() {
-					if s := p.state(); (s == "down" || s == "none") && !seen[p.turned()] {
-						seen[p.Scope] = true
-						found(Finding{p.Scope, fmt.Sprintf("%s can't reach %s", p.Node, p.Peer), bothWays(p, f.back(p))})
-					}
-				}
-			},
-		},
-		{
-			ID:     "old-agent",
-			Remedy: "upgrade all agents to one version: older ones work, and report less",
-			Find:   oldAgents,
-		},
+}
+
+func blocked(f *Facts, found func(Finding)) {
+	seen := map[Scope]bool{}
+	for p := range f.Pairs() {
+		scope := p.Scope
+		if p.Cluster > p.Remote {
+			scope = p.turned()
+		}
+		if back := f.back(p); loss(p, back) == lostBoth && !seen[scope] {
+			seen[scope] = true
+			found(Finding{Scope: scope, Evidence: bothWays(p, back)})
+		}
+	}
+}
+
+func pathDown(f *Facts, found func(Finding)) {
+	seen := map[Scope]bool{}
+	for p := range f.Pairs() {
+		if s := p.state(); (s == "down" || s == "none") && !seen[p.turned()] {
+			seen[p.Scope] = true
+			found(Finding{Scope: p.Scope, Evidence: bothWays(p, f.back(p))})
+		}
 	}
 }
 
@@ -152,9 +127,12 @@ func tooLarge(f *Facts, found func(Finding)) {
 		d := &p.remote.Device
 		switch {
 		case p.peer.Path != nil && p.peer.Path.SmallOnly:
-			found(Finding{p.Scope, fmt.Sprintf("only small packets get from %s to %s and back", p.Node, p.Peer), []Evidence{{fmt.Sprintf("probes of %d bytes, the MTU of %s, are lost", d.MTU, d.Name), p.source}}})
+			found(Finding{Scope: p.Scope, Evidence: says(fmt.Sprintf("probes of %d bytes, the MTU of %s, are lost", d.MTU, d.Name), p.source)})
 		case d.LargestMTU > 0 && d.MTU > d.LargestMTU && p.first:
-			found(Finding{Scope{Cluster: p.Cluster, Node: p.Node, Remote: p.Remote}, "the MTU of " + d.Name + " on " + p.Node + " is too large", []Evidence{{fmt.Sprintf("it is %d, and the path to %s allows %d", d.MTU, d.NarrowestEndpoint, d.LargestMTU), p.source}}})
+			found(Finding{
+				Scope: Scope{Cluster: p.Cluster, Node: p.Node, Remote: p.Remote}, Case: "device", With: []string{"{device}", d.Name},
+				Evidence: says(fmt.Sprintf("it is %d, and the path to %s allows %d", d.MTU, d.NarrowestEndpoint, d.LargestMTU), p.source),
+			})
 		}
 	}
 }
@@ -190,9 +168,9 @@ func oldAgents(f *Facts, found func(Finding)) {
 			if pathless(a.Value) {
 				evidence += "; it reports no paths"
 			}
-			found(Finding{scope, "the agent of " + a.Pod.Node + " has another version", []Evidence{{evidence, source}}})
+			found(Finding{Scope: scope, Evidence: says(evidence, source)})
 		case pathless(a.Value):
-			found(Finding{scope, "the agent of " + a.Pod.Node + " has a version that reports no paths", []Evidence{{"it has " + version, source}}})
+			found(Finding{Scope: scope, Evidence: says("it has "+version, source), Case: "pathless"})
 		}
 	}
 }

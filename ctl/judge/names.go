@@ -1,4 +1,4 @@
-package doctor
+package judge
 
 import (
 	"fmt"
@@ -18,18 +18,6 @@ func (f *Facts) named() iter.Seq[*inspect.Cluster] {
 			if _, installed := c.Workload(inspect.ServiceMirror); installed && c.DNS.Known() && c.DNS.Value != nil && !yield(c) {
 				return
 			}
-		}
-	}
-}
-
-// openNames lists clusters with the service mirror and without CoreDNS, unless pods have
-// resolved names of the mirror there.
-func openNames(f *Facts, add func(Scope, func() Open)) {
-	for _, c := range f.withoutDNS() {
-		if !f.resolves(c) {
-			add(Scope{Cluster: c.Name}, func() Open {
-				return Open{c.Name + ": whether names of other clusters are resolved", noCoreDNS, c.DNS.Source}
-			})
 		}
 	}
 }
@@ -66,7 +54,7 @@ func configInvalid(f *Facts, found func(Finding)) {
 			evidence = append(evidence, Evidence{"two server blocks for " + strings.Join(twice, ", "), c.DNS.Source})
 		}
 		if len(evidence) > 0 {
-			found(Finding{Scope{Cluster: c.Name}, "CoreDNS of " + c.Name + " can't load its configuration, and won't start again", evidence})
+			found(Finding{Scope: Scope{Cluster: c.Name}, Evidence: evidence})
 		}
 	}
 }
@@ -84,7 +72,7 @@ func blockMissing(f *Facts, found func(Finding)) {
 			if dns.Owner.Name != "" {
 				evidence = append(evidence, Evidence{fmt.Sprintf("%s sets back %s %s: %s", dns.Owner.Name, dns.Target(), dns.Owner.When, dns.Owner.Instead), ""})
 			}
-			found(Finding{Scope{Cluster: c.Name, Remote: other.Name}, fmt.Sprintf("CoreDNS of %s serves no names of %s", c.Name, other.Name), evidence})
+			found(Finding{Scope: Scope{Cluster: c.Name, Remote: other.Name}, Evidence: evidence})
 		}
 	}
 }
@@ -106,7 +94,7 @@ func cachedElsewhere(f *Facts, found func(Finding)) {
 			}
 		}
 		if missing := cache.Missing(zones); len(missing) > 0 {
-			found(Finding{Scope{Cluster: c.Name}, fmt.Sprintf("NodeLocal DNSCache of %s doesn't ask CoreDNS for names of other clusters", c.Name), []Evidence{
+			found(Finding{Scope: Scope{Cluster: c.Name}, Evidence: []Evidence{
 				{"no server block or stub domain for " + strings.Join(missing, ", "), c.Kubectl("-n %s get configmap %s -o yaml", cache.Namespace, cache.Map)},
 				{"to add them, " + cache.Remedy(missing), ""},
 			}})

@@ -1,11 +1,11 @@
-package doctor
+package judge
 
 import (
 	"iter"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -22,9 +22,6 @@ type Facts struct {
 	// Done, when closed, ends all iterations over reports and pairs, of which there may be
 	// millions.
 	Done <-chan struct{}
-
-	// explained reports whether findings of rules explain a fault, and counts it then.
-	explained func(s Scope, rules ...string) bool
 
 	sites map[*inspect.Cluster]*site
 	maps  map[*inspect.Cluster]*subnets
@@ -342,55 +339,74 @@ func (f *Facts) allViews() iter.Seq[*view] {
 // lastWord returns the last word of the name of a failure: the remote, if it concerns one.
 func lastWord(what string) string { return what[strings.LastIndexByte(what, ' ')+1:] }
 
-// connection is a program's connection to a remote's API server.
-type connection struct {
+// watch is a program's watch of a remote.
+type watch struct {
 	Scope
-	program, err, source string
+	cluster     *inspect.Cluster
+	program     string
+	who         string // of the program's replicas
+	err, source string
+	synced      bool
+	last        *time.Time // contact with the API server
+	// relayed is whether the program reads the objects of semaphore-relay instead.
+	relayed bool
 }
 
-// connections iterates over the connections of all programs: the last errors of their
-// watches, and of requests with the credentials that are on disk.
-func (f *Facts) connections() iter.Seq[connection] {
-	return func(yield func(connection) bool) {
-		for v := range f.views() {
-			if v.agent.RemotesFrom == inspect.RemotesFromRelay {
-				continue // It has no connection to the remote: see agentBehind.
-			}
-			if !yield(connection{v.Scope, inspect.WireGuard, v.remote.API.Error, v.source}) {
-				return
-			}
+// watches iterates over the watches of all programs.
+func (f *Facts) watches() iter.Seq[watch] {
+	return func(yield func(watch) bool) {
+		of := func(c *inspect.Cluster, program, remote, source string, api *statuspage.Connection) bool {
+			return yield(watch{Scope{Cluster: c.Name, Remote: remote}, c, program, program, api.Error, source, api.Synced, api.LastContact, false})
 		}
-		for t := range f.credentialChecks() {
-			if t.Remote == t.Cluster {
-				continue // see ownAPI
+		for v := range f.views() {
+			api := &v.remote.API
+			w := watch{v.Scope, v.cluster, inspect.WireGuard, "the agent of " + v.Node, api.Error, v.source, api.Synced, api.LastContact, v.agent.RemotesFrom == inspect.RemotesFromRelay}
+			if v.remote.Refused != "" { // Nothing is read of it.
+				w.synced, w.last = true, &v.cluster.Taken
 			}
-			if !yield(connection{t.Scope, t.program + ", with the credentials on disk", t.Error, t.source}) {
+			if !yield(w) {
 				return
 			}
 		}
 		for c, m := range f.mirrors() {
-			for _, of := range m.Value.Clusters {
-				for _, w := range of.Watches {
-					if !yield(connection{Scope{Cluster: c.Name, Remote: of.Name}, inspect.ServiceMirror, w.Error, m.Source}) {
+			for _, remote := range m.Value.Clusters {
+				for _, w := range remote.Watches {
+					if !of(c, inspect.ServiceMirror, remote.Name, m.Source, &statuspage.Connection{Synced: w.Synced, LastContact: w.LastContact, Error: w.Error}) {
 						return
 					}
 				}
 			}
 		}
 		for c, p := range f.policies() {
-			for j := range p.Value.Remotes {
-				r := &p.Value.Remotes[j]
-				if !yield(connection{Scope{Cluster: c.Name, Remote: r.Name}, inspect.NetworkPolicy, r.API.Error, p.Source}) {
+			for i := range p.Value.Remotes {
+				if r := &p.Value.Remotes[i]; !of(c, inspect.NetworkPolicy, r.Name, p.Source, &r.API) {
 					return
 				}
 			}
 		}
 		for c, r := range f.relays() {
-			for j := range r.Value.Clusters {
-				of := &r.Value.Clusters[j]
-				if !yield(connection{Scope{Cluster: c.Name, Remote: of.Name}, inspect.Relay, of.API.Error, r.Source}) {
+			for i := range r.Value.Clusters {
+				if remote := &r.Value.Clusters[i]; !of(c, inspect.Relay, remote.Name, r.Source, &remote.API) {
 					return
 				}
+			}
+		}
+	}
+}
+
+// unread iterates over the errors of watches, and of requests with the credentials that are on disk.
+func (f *Facts) unread() iter.Seq2[Scope, Evidence] {
+	return func(yield func(Scope, Evidence) bool) {
+		for w := range f.watches() {
+			// An agent that reads the objects of semaphore-relay has no connection: see agentBehind.
+			if w.err != "" && !w.relayed && !yield(w.Scope, Evidence{w.program + ": " + w.err, w.source}) {
+				return
+			}
+		}
+		for t := range f.credentialChecks() {
+			// The own API server is another reason.
+			if t.Error != "" && t.Remote != t.Cluster && !yield(t.Scope, Evidence{t.program + ", with the credentials on disk: " + t.Error, t.source}) {
+				return
 			}
 		}
 	}
@@ -414,13 +430,4 @@ func (f *Facts) credentialChecks() iter.Seq[credentialCheck] {
 			}
 		}
 	}
-}
-
-func portOf(endpoint string) int {
-	at := strings.LastIndexByte(endpoint, ':')
-	port, err := strconv.Atoi(endpoint[at+1:])
-	if err != nil {
-		return 0
-	}
-	return port
 }

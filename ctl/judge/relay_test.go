@@ -1,4 +1,4 @@
-package doctor
+package judge
 
 import (
 	"slices"
@@ -28,6 +28,10 @@ func TestRelay(t *testing.T) {
 		"another client reverts an object": {2, func(r *statuspage.Relay) {
 			r.Clusters[0].Overridden = []statuspage.Override{{Object: "aws.n0", By: "kubectl-edit"}}
 		}, []string{"relay-objects-not-written"}},
+		"objects are incomplete": {2, func(r *statuspage.Relay) { r.Clusters[1].Incomplete = "2 of 3 objects" }, []string{"relay-incomplete"}},
+		"an admission controller refuses an object": {2, func(r *statuspage.Relay) {
+			r.Clusters[0].Failing = map[string]string{"aws.n0": `update aws.n0: admission webhook "x" denied the request: no`}
+		}, []string{"admission-refuses"}},
 		"a right is missing": {2, func(r *statuspage.Relay) {
 			r.Clusters[1].Failing = map[string]string{"gcp.n0": `update gcp.n0: wireguardpeers.semaphore.uw.io "gcp.n0" is forbidden: User "x" cannot update resource "wireguardpeers"`}
 		}, []string{"own-api-failing"}},

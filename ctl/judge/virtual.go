@@ -1,4 +1,4 @@
-package doctor
+package judge
 
 import (
 	"cmp"
@@ -80,28 +80,13 @@ func (s *subnets) real(address string) bool {
 	return err == nil && s.Virtual(ip) != ip
 }
 
-// virtualRules compare the virtual subnets of each cluster with the settings of others:
+// virtualMissing and virtualDiffers compare the virtual subnets of each cluster with the settings of others:
 //
 //	pods                    map of both        settings of the other one     cause
 //	overlap                 one has none       any                           virtual-subnets-missing
 //	any                     any                not its virtual subnets       virtual-subnets-differ
 //	any                     any                another map, or none          virtual-subnets-differ
 //	any                     differs by node    any                           virtual-subnets-differ
-func virtualRules() []Rule {
-	return []Rule{
-		{
-			ID: "virtual-subnets-missing", Local: true,
-			Remedy: "let semaphorectl join propose virtual subnets, with these clusters and all of their remotes as arguments (docs/overlapping-subnets.md)",
-			Find:   virtualMissing,
-		},
-		{
-			ID: "virtual-subnets-differ", Local: true, After: []string{"virtual-subnets-missing"},
-			Remedy: "wait for the rollout of the agents, if one runs; else run semaphorectl join with these clusters, which corrects what others have for them: the pod subnets of a remote in the settings must be its virtual ones, SEMAPHORE_REMOTE_<NAME>_POD_SUBNETS_MAP its map, and SEMAPHORE_POD_SUBNETS_MAP the same on all nodes",
-			Find:   virtualDiffers,
-		},
-	}
-}
-
 func virtualMissing(f *Facts, found func(Finding)) {
 	for i, c := range f.Clusters {
 		for _, other := range f.Clusters[i+1:] {
@@ -122,8 +107,8 @@ func virtualMissing(f *Facts, found func(Finding)) {
 			}{{c, other, one}, {other, c, another}} {
 				if !f.subnets(lacking.c).has(lacking.p) {
 					found(Finding{
-						Scope{Cluster: lacking.c.Name, Remote: lacking.of.Name}, fmt.Sprintf("pods of %s and %s have the same addresses, and %s has no virtual subnet for them", c.Name, other.Name, lacking.c.Name),
-						[]Evidence{{fmt.Sprintf("pods of %s are in %s, those of %s in %s", c.Name, one, other.Name, another), lacking.c.Kubectl("get nodes -o yaml")}},
+						Scope: Scope{Cluster: lacking.c.Name, Remote: lacking.of.Name}, With: []string{"{one}", c.Name, "{other}", other.Name},
+						Evidence: says(fmt.Sprintf("pods of %s are in %s, those of %s in %s", c.Name, one, other.Name, another), lacking.c.Kubectl("get nodes -o yaml")),
 					})
 				}
 			}
@@ -146,15 +131,15 @@ func virtualDiffers(f *Facts, found func(Finding)) {
 		s := f.subnets(c)
 		for _, n := range s.others {
 			found(Finding{
-				Scope{Cluster: c.Name, Node: n.Name}, n.Name + " has other virtual subnets than the settings of " + c.Name,
-				[]Evidence{{fmt.Sprintf("it publishes %s, the setting is %s", cmp.Or(n.Map, "none"), cmp.Or(s.String(), "none")), c.Kubectl("get node %s -o yaml", n.Name)}},
+				Scope: Scope{Cluster: c.Name, Node: n.Name}, Case: "published",
+				Evidence: says(fmt.Sprintf("it publishes %s, the setting is %s", cmp.Or(n.Map, "none"), cmp.Or(s.String(), "none")), c.Kubectl("get node %s -o yaml", n.Name)),
 			})
 		}
 	}
 	for v := range f.views() {
 		if s := f.subnetsOf(v.Remote); s.known {
 			if evidence := s.unlike(v.remote); evidence != "" {
-				found(Finding{v.Scope, fmt.Sprintf("%s doesn't know pods of %s by their virtual subnets", v.Node, v.Remote), []Evidence{{evidence, v.source}}})
+				found(Finding{Scope: v.Scope, Evidence: says(evidence, v.source)})
 			}
 		}
 	}
@@ -185,28 +170,20 @@ func (s *subnets) unlike(r *statuspage.Remote) string {
 	return ""
 }
 
-// translationRule finds nodes that don't translate between real and virtual addresses, by the
+// notTranslated finds nodes that don't translate between real and virtual addresses, by the
 // reports of their agents and by the sources that pods of other clusters have seen.
-func translationRule() Rule {
-	return Rule{
-		ID: "not-translated", Local: true,
-		Remedy: "the agent's report says why: a kernel without nf_tables, or another program that removes its nftables tables semaphore-wireguard*; meanwhile packets with real addresses are dropped",
-		Find: func(f *Facts, found func(Finding)) {
-			for c, a := range f.agents() {
-				t, scope := a.Value.Translation, Scope{Cluster: c.Name, Node: a.Pod.Node}
-				if a.Value.Standby != nil || t == nil || t.State != statuspage.FilterNotEnforced {
-					continue
-				}
-				found(Finding{scope, a.Pod.Node + " doesn't translate addresses of its pods", []Evidence{{cmp.Or(t.Error, "its agent reports that the rules aren't installed"), statusOf(a)}}})
-			}
-			for i := range f.podConnections() {
-				if l := &f.podConnections()[i]; f.subnetsOf(l.From.Cluster).real(l.Seen) {
-					found(Finding{
-						Scope{Cluster: l.From.Cluster, Node: l.From.Node}, l.From.Node + " doesn't translate addresses of its pods",
-						[]Evidence{{fmt.Sprintf("a pod on %s received packets from the real address %s", l.To.Node, l.Seen), tryAgain(l)}},
-					})
-				}
-			}
-		},
+func notTranslated(f *Facts, found func(Finding)) {
+	for c, a := range f.agents() {
+		if t := a.Value.Translation; a.Value.Standby == nil && t != nil && t.State == statuspage.FilterNotEnforced {
+			found(Finding{Scope: Scope{Cluster: c.Name, Node: a.Pod.Node}, Evidence: says(cmp.Or(t.Error, "its agent reports that the rules aren't installed"), statusOf(a))})
+		}
+	}
+	for i := range f.podConnections() {
+		if l := &f.podConnections()[i]; f.subnetsOf(l.From.Cluster).real(l.Seen) {
+			found(Finding{
+				Scope:    Scope{Cluster: l.From.Cluster, Node: l.From.Node},
+				Evidence: says(fmt.Sprintf("a pod on %s received packets from the real address %s", l.To.Node, l.Seen), tryAgain(l)),
+			})
+		}
 	}
 }

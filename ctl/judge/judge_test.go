@@ -1,7 +1,8 @@
-package doctor
+package judge
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -72,13 +73,33 @@ func diagnose(t *testing.T, clusters []*inspect.Cluster, results *probe.Results,
 	if err != nil {
 		t.Fatal(err)
 	}
+	for _, c := range slices.Concat(d.Causes, d.Following) {
+		if word := unfilled.FindString(c.What + c.Remedy); word != "" {
+			t.Errorf("%s: %s is not filled in: %s; %s", c.ID, word, c.What, c.Remedy)
+		}
+	}
 	return d
 }
 
-// outdated returns the findings of oldAgents.
-func outdated(clusters []*inspect.Cluster) []Finding {
-	var all []Finding
-	oldAgents(&Facts{Clusters: clusters}, func(f Finding) { all = append(all, f) })
+// known returns the table of reasons.
+func known(t *testing.T) map[string]*reason {
+	t.Helper()
+	all, err := reasons()
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := map[string]*reason{}
+	for _, r := range all {
+		table[r.ID] = r
+	}
+	return table
+}
+
+// outdated returns what oldAgents finds.
+func outdated(t *testing.T, clusters []*inspect.Cluster) (all []string) {
+	t.Helper()
+	r := known(t)["old-agent"]
+	oldAgents(&Facts{Clusters: clusters}, func(f Finding) { all = append(all, r.text(&f)+": "+f.Evidence[0].Text) })
 	return all
 }
 
@@ -124,16 +145,8 @@ func TestRenamedNode(t *testing.T) {
 		c.change(former, now)
 		r := &clusters[0].Agents[0].Value.Remotes[0]
 		r.Peers, r.Rejected = r.Peers[:1], []statuspage.Rejection{{Node: "gcp-2", Reason: "duplicate_key", Detail: `public key k is already that of node "gcp-1"`}}
-		remedy := ""
-		rejected(&Facts{Clusters: clusters}, "duplicate_key", func(f Finding) {
-			for _, rule := range nodeRules() {
-				if rule.ID == "duplicate-key" {
-					if remedy = rule.Fix(f); remedy == "" {
-						remedy = rule.Remedy
-					}
-				}
-			}
-		})
+		remedy, table := "", known(t)
+		rejected("duplicate_key")(&Facts{Clusters: clusters}, func(f Finding) { remedy = table["duplicate-key"].remedy(&f) })
 		if !strings.Contains(remedy, c.want) {
 			t.Errorf("%s: %q, want %q", name, remedy, c.want)
 		}
@@ -166,36 +179,6 @@ func TestUnknownIsNotWell(t *testing.T) {
 	}
 	if d := diagnose(t, nil, nil, false); d.Verdict == Wrong {
 		t.Errorf("without clusters: %+v", d)
-	}
-}
-
-// TestRulesAreInOrder checks that roots come first.
-func TestRulesAreInOrder(t *testing.T) {
-	before := map[string]bool{}
-	for _, r := range Rules() {
-		for _, id := range r.After {
-			if !before[id] {
-				t.Errorf("%s: After contains %q, which isn't an earlier rule", r.ID, id)
-			}
-		}
-		if before[r.ID] || r.Remedy == "" {
-			t.Errorf("%s is a duplicate, or has no remedy", r.ID)
-		}
-		before[r.ID] = true
-	}
-}
-
-func TestPrintedForPeople(t *testing.T) {
-	clusters := inspecttest.Pair(2)
-	clusters[0].Agents[0].Value.Remotes[0].API.Error = "Unauthorized \x1b[2J"
-	var b strings.Builder
-	if err := diagnose(t, clusters, nil, true).print(&b, ""); err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"✗ token-refused: aws to gcp: the token is refused\n", `Unauthorized \x1b[2J`, "$ status of aws-1", "→ hand over", "? unknown: whether pods' own packets"} {
-		if !strings.Contains(b.String(), want) {
-			t.Errorf("no %q in:\n%s", want, b.String())
-		}
 	}
 }
 
@@ -233,11 +216,7 @@ func TestOldAgents(t *testing.T) {
 					}
 				}
 			}
-			var got []string
-			for _, f := range outdated(clusters) {
-				got = append(got, f.What+": "+f.Evidence[0].Text)
-			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
+			if diff := cmp.Diff(tt.want, outdated(t, clusters)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -251,9 +230,9 @@ func TestOldAgentsOfAnyVersions(t *testing.T) {
 	for i, version := range []string{"v1.9.0", "v1.10.0", "v1.2-devel", "v1.10.0-1-gabcdef"} {
 		clusters[i/2].Agents[i%2].Value.Version = version
 	}
-	first := outdated(clusters)
+	first := outdated(t, clusters)
 	for range 100 {
-		if diff := cmp.Diff(first, outdated(clusters)); diff != "" {
+		if diff := cmp.Diff(first, outdated(t, clusters)); diff != "" {
 			t.Fatalf("another time (-first +got):\n%s", diff)
 		}
 	}

@@ -1,4 +1,4 @@
-package doctor
+package judge
 
 import (
 	"fmt"
@@ -14,11 +14,7 @@ import (
 // settled is the age from which on a change should have reached other clusters.
 const settled = time.Minute
 
-// unreached are the rules that explain why nodes don't reach each other, so that endpoints are
-// withdrawn.
-var unreached = append([]string{"udp-one-way", "udp-blocked", "path-down"}, unpeered...)
-
-// serviceRules compare origins with what the mirrors of other clusters have made of them:
+// Origins are compared with what the mirrors of other clusters have made of them:
 //
 //	origin                      mirror                   cause
 //	no ready endpoints          any                      origin-without-endpoints
@@ -26,39 +22,27 @@ var unreached = append([]string{"udp-one-way", "udp-blocked", "path-down"}, unpe
 //	is there                    isn't                    mirror-outdated
 //
 // and what a mirror that no longer exists has left.
-func serviceRules() []Rule {
-	behind := slices.Concat([]string{"mirror-not-running", "mirror-missing", "admission-refuses", "own-api-failing", "service-not-in-order"}, unreached, connecting())
-	return []Rule{
-		{
-			ID:     "mirror-missing",
-			Remedy: "install it again with semaphorectl join, or delete what it has left: Services and EndpointSlices in sys-semaphore with the label mirrored-svc=true",
-			Find: func(f *Facts, found func(Finding)) {
-				for _, c := range f.Clusters {
-					if _, installed := c.Workload(inspect.ServiceMirror); !installed && c.Workloads.Known() && len(c.Imports.Value) > 0 {
-						found(Finding{Scope{Cluster: c.Name}, "semaphore-service-mirror isn't installed in " + c.Name + ", and its services stay as they were", []Evidence{{fmt.Sprintf("%d services, such as %s", len(c.Imports.Value), c.Imports.Value[0].Object), c.Imports.Source}}})
-					}
-				}
-			},
-		},
-		{
-			ID:     "origin-without-endpoints",
-			Remedy: "start the pods of this Service in its own cluster, or find out why they aren't ready: kubectl -n NAMESPACE get pods,endpointslices",
-			Find:   withoutEndpoints,
-		},
-		{
-			ID: "mirror-outdated", After: behind,
-			Remedy: "find out from its log why semaphore-service-mirror doesn't write it: kubectl -n sys-semaphore logs deployment/semaphore-service-mirror",
-			Find:   mirrorsBehind,
-		},
+func mirrorMissing(f *Facts, found func(Finding)) {
+	for _, c := range f.Clusters {
+		if _, installed := c.Workload(inspect.ServiceMirror); !installed && c.Workloads.Known() && len(c.Imports.Value) > 0 {
+			found(Finding{Scope: Scope{Cluster: c.Name}, Evidence: says(fmt.Sprintf("%d services, such as %s", len(c.Imports.Value), c.Imports.Value[0].Object), c.Imports.Source)})
+		}
 	}
 }
 
 func withoutEndpoints(f *Facts, found func(Finding)) {
 	for _, l := range inspect.Lacking(f.Clusters) {
-		if f.onUnready(l.Cluster, slices.Collect(maps.Keys(l.Unready))) {
+		if onUnready(l.Cluster, slices.Collect(maps.Keys(l.Unready))) {
 			continue
 		}
-		found(Finding{Scope{Cluster: l.Cluster.Name}, l.String(), []Evidence{{fmt.Sprintf("%d of %d endpoints are ready", l.Ready, l.All), endpointsOf(l.Cluster, l.KubeService)}}})
+		finding := Finding{
+			Scope: Scope{Cluster: l.Cluster.Name}, With: []string{"{service}", l.String(), "{clusters}", fmt.Sprint(l.Global)},
+			Evidence: says(fmt.Sprintf("%d of %d endpoints are ready", l.Ready, l.All), endpointsOf(l.Cluster, l.KubeService)),
+		}
+		if l.Global > 0 {
+			finding.Case = "global"
+		}
+		found(finding)
 	}
 }
 
@@ -82,29 +66,25 @@ func mirrorsBehind(f *Facts, found func(Finding)) {
 					have[s.String()] = s
 				}
 			}
-			// Endpoints to which paths are down are withdrawn; such a fault may be found on the
-			// other side.
-			behind := func(finding Finding) {
-				if !f.explained(Scope{Cluster: origin.Name, Remote: c.Name}, unreached...) {
-					found(finding)
-				}
-			}
 			now := origin.Taken.Add(origin.Clock.Value)
 			for i := range origin.Exports.Value {
 				s := &origin.Exports.Value[i]
-				mirror, scope := have[s.String()], Scope{Cluster: c.Name, Remote: origin.Name}
+				mirror, finding := have[s.String()], Finding{Scope: Scope{Cluster: c.Name, Remote: origin.Name}, With: []string{"{service}", s.String()}}
 				if f.done() {
 					return
 				}
 				switch {
 				case s.External || now.Sub(s.Created) < settled || now.Sub(s.Changed) < settled:
 				case mirror == nil:
-					found(Finding{scope, fmt.Sprintf("service %s of %s has no mirror in %s", s, origin.Name, c.Name), []Evidence{{"its origin exists since " + s.Created.UTC().Format(time.RFC3339), c.Imports.Source}}})
+					finding.Case, finding.Evidence = "missing", says("its origin exists since "+s.Created.UTC().Format(time.RFC3339), c.Imports.Source)
+					found(finding)
 				case s.Ready > 0 && mirror.Digest != s.Digest:
-					behind(Finding{scope, fmt.Sprintf("the mirror of %s of %s has other endpoints than its origin", s, origin.Name), []Evidence{
+					// Endpoints to which paths are down are withdrawn.
+					finding.Evidence = []Evidence{
 						{fmt.Sprintf("its origin has %d ready endpoints", s.Ready), endpointsOf(origin, s)},
 						{fmt.Sprintf("the mirror %s has %d", mirror.Object, mirror.Ready), c.Kubectl("-n sys-semaphore get endpointslices -l kubernetes.io/service-name=%s", mirror.Object)},
-					}})
+					}
+					found(finding)
 				}
 			}
 		}

@@ -1,4 +1,4 @@
-package doctor
+package judge
 
 import (
 	"cmp"
@@ -211,15 +211,15 @@ func testsRefused(f *Facts, found func(Finding)) {
 			what = "a temporary Service of doctor"
 		}
 		show := ""
-		if i := slices.IndexFunc(f.Clusters, func(c *inspect.Cluster) bool { return c.Name == at.Cluster }); i >= 0 {
-			show = f.Clusters[i].Kubectl("get validatingadmissionpolicies,validatingwebhookconfigurations")
+		if c := f.cluster(at.Cluster); c != nil {
+			show = c.Kubectl("get validatingadmissionpolicies,validatingwebhookconfigurations")
 			if strings.Contains(f.Results.Refused[at], "exceeded quota") {
-				show = f.Clusters[i].Kubectl("-n %s get resourcequotas", probe.Namespace)
+				show = c.Kubectl("-n %s get resourcequotas", probe.Namespace)
 			}
 		}
 		found(Finding{
-			Scope{Cluster: at.Cluster, Node: at.Node}, fmt.Sprintf("an admission controller of %s refuses %s, so that what pods get there isn't known", at.Cluster, what),
-			[]Evidence{{strings.TrimPrefix(at.Node+": ", ": ") + f.Results.Refused[at], show}},
+			Scope: Scope{Cluster: at.Cluster, Node: at.Node}, With: []string{"{what}", what},
+			Evidence: says(strings.TrimPrefix(at.Node+": ", ": ")+f.Results.Refused[at], show),
 		})
 	}
 }
@@ -232,15 +232,17 @@ func notListening(f *Facts, found func(Finding)) {
 			return
 		}
 		seen[address] = true
-		found(Finding{Scope{Cluster: a.Remote}, fmt.Sprintf("nothing listens at endpoints of %s: they refuse connections of pods of %s itself, too", subject(a), a.Remote),
-			[]Evidence{{fmt.Sprintf("%s: from %s: %s; from a pod of %s: %s", address, a.From, err, a.Remote, own[address]), f.askAgain(a)}}})
+		found(Finding{
+			Scope: Scope{Cluster: a.Remote}, With: []string{"{service}", subject(a)},
+			Evidence: says(fmt.Sprintf("%s: from %s: %s; from a pod of %s: %s", address, a.From, err, a.Remote, own[address]), f.askAgain(a)),
+		})
 	})
 }
 
 // closed reports whether an error is that of a port at which nothing listens.
 func closed(err string) bool { return strings.Contains(err, "connection refused") }
 
-// askRules derive causes from what pods got as clients of services:
+// virtualUnanswered and the functions below compare what pods got as clients of services:
 //
 //	ClusterIP       endpoint         name                          cause
 //	no answer       answers          any                           cluster-ip-unanswered
@@ -253,79 +255,45 @@ func closed(err string) bool { return strings.Contains(err, "connection refused"
 //
 // Where not even pods of its own cluster get an answer, and none is refused, a policy may deny
 // on purpose: that is unknown.
-func askRules() []Rule {
-	// What keeps pods of tests from each other, and these findings themselves.
-	paths := append([]string{"pods-masqueraded", "pods-mtu", "pods-dropped", "pods-unreached"}, podRules()[0].After...)
-	return []Rule{
-		{
-			ID: "test-pods-refused", Alone: true,
-			Remedy: "exempt objects in kube-system with the label semaphore.uw.io/temporary=true from the policy or webhook that the error names, or raise the quota, and run doctor again; the pods run as root, without capabilities. --no-probe does without them, and what pods get stays unknown",
-			Find:   testsRefused,
-		},
-		{
-			ID:     "cluster-ip-unanswered",
-			Remedy: "check that kube-proxy, or what replaces it, runs on that node and reads the API server: kubectl -n kube-system get pods -o wide, and its log",
-			Find: func(f *Facts, found func(Finding)) {
-				for i := range f.requests() {
-					a := &f.requests()[i]
-					for _, address := range slices.Sorted(maps.Keys(a.Result.Failed)) {
-						if virtual(a, address) && f.answers(a, address) {
-							found(Finding{
-								Scope{Cluster: a.From.Cluster, Node: a.From.Node}, "pods on " + a.From.Node + " get no answer from ClusterIPs, though the endpoints answer",
-								[]Evidence{{fmt.Sprintf("%s at %s: %s", subject(a), address, a.Result.Failed[address]), f.askAgain(a)}},
-							})
-						}
-					}
-				}
-			},
-		},
-		{
-			ID: "dns-unanswered", After: append([]string{"cluster-ip-unanswered"}, podRules()[0].After...),
-			Remedy: "check that the cluster's DNS runs, and that its pods reach it: kubectl -n kube-system get pods,endpointslices -l k8s-app=kube-dns",
-			Find: func(f *Facts, found func(Finding)) {
-				for i := range f.requests() {
-					if a := &f.requests()[i]; a.Result.Name != "" && a.Result.DNS != "" && !f.cutOff(a.From) {
-						found(Finding{
-							Scope{Cluster: a.From.Cluster, Node: a.From.Node}, "pods on " + a.From.Node + " resolve no names, not even those of their own cluster",
-							[]Evidence{{"kubernetes.default.svc: " + a.Result.DNS, f.askAgain(a)}, {a.Name + ": " + a.Result.Name, ""}},
-						})
-					}
-				}
-			},
-		},
-		{
-			ID: "name-wrong", After: []string{"cluster-ip-unanswered", "dns-unanswered", "coredns-block-missing", "mirror-outdated"},
-			Remedy: "compare CoreDNS's server blocks with deploy/coredns: zone, service prefix and namespace; check that CoreDNS has loaded them (kubectl -n kube-system logs -l k8s-app=kube-dns), and that queries of that node reach it",
-			Find: func(f *Facts, found func(Finding)) {
-				for i := range f.requests() {
-					a := &f.requests()[i]
-					if a.Result.Name == "" && len(a.Result.Found) == 0 {
-						continue
-					}
-					says := cmp.Or(a.Result.Name, "it is "+strings.Join(a.Result.Found, " ")+" instead of "+strings.Join(a.Want, " "))
-					found(Finding{askScope(a), fmt.Sprintf("pods of %s don't resolve names of services of %s", a.From.Cluster, a.Remote), []Evidence{{fmt.Sprintf("%s, on %s: %s", a.Name, a.From.Node, says), f.askAgain(a)}}})
-				}
-			},
-		},
-		{
-			ID: "endpoint-not-listening", Alone: true,
-			Remedy: "in that cluster, make targetPort of the Service the port at which its pods listen, or correct the program, which may listen on 127.0.0.1 only; a readinessProbe of that port keeps such pods out of the endpoints. If it does listen, a firewall or network policy rejects connections of all pods in kube-system",
-			Find:   notListening,
-		},
-		{
-			ID: "service-denied", After: paths,
-			Remedy: "admit the other cluster's pods: a network policy in that namespace, or of the whole cluster, admits pods of its own cluster only; select network sets of the other cluster (docs/policy.md), or its pod subnets as ipBlock",
-			Find: func(f *Facts, found func(Finding)) {
-				own := f.own()
-				f.eachDenied(func(a *probe.ServiceTest, scope Scope, address, err string) {
-					if answer, known := own[address]; !known || answer != "" || f.explained(scope.turned(), paths...) {
-						return
-					}
-					found(Finding{scope, fmt.Sprintf("%s of %s doesn't answer pods of %s, and answers those of its own cluster", subject(a), a.Remote, a.From.Cluster), []Evidence{{fmt.Sprintf("%s, from %s: %s", address, a.From.Node, err), f.askAgain(a)}}})
-				})
-			},
-		},
+func virtualUnanswered(f *Facts, found func(Finding)) {
+	for i := range f.requests() {
+		a := &f.requests()[i]
+		for _, address := range slices.Sorted(maps.Keys(a.Result.Failed)) {
+			if virtual(a, address) && f.answers(a, address) {
+				found(Finding{Scope: Scope{Cluster: a.From.Cluster, Node: a.From.Node}, Evidence: says(fmt.Sprintf("%s at %s: %s", subject(a), address, a.Result.Failed[address]), f.askAgain(a))})
+			}
+		}
 	}
+}
+
+func dnsUnanswered(f *Facts, found func(Finding)) {
+	for i := range f.requests() {
+		if a := &f.requests()[i]; a.Result.Name != "" && a.Result.DNS != "" && !f.cutOff(a.From) {
+			found(Finding{
+				Scope:    Scope{Cluster: a.From.Cluster, Node: a.From.Node},
+				Evidence: []Evidence{{"kubernetes.default.svc: " + a.Result.DNS, f.askAgain(a)}, {a.Name + ": " + a.Result.Name, ""}},
+			})
+		}
+	}
+}
+
+func nameWrong(f *Facts, found func(Finding)) {
+	for i := range f.requests() {
+		a := &f.requests()[i]
+		if a.Result.Name != "" || len(a.Result.Found) > 0 {
+			what := cmp.Or(a.Result.Name, "it is "+strings.Join(a.Result.Found, " ")+" instead of "+strings.Join(a.Want, " "))
+			found(Finding{Scope: askScope(a), Evidence: says(fmt.Sprintf("%s, on %s: %s", a.Name, a.From.Node, what), f.askAgain(a))})
+		}
+	}
+}
+
+func denied(f *Facts, found func(Finding)) {
+	own := f.own()
+	f.eachDenied(func(a *probe.ServiceTest, scope Scope, address, err string) {
+		if answer, known := own[address]; known && answer == "" {
+			found(Finding{Scope: scope, Evidence: says(fmt.Sprintf("%s, from %s: %s", address, a.From.Node, err), f.askAgain(a)), With: []string{"{service}", subject(a)}})
+		}
+	})
 }
 
 // eachDenied calls say for each endpoint that doesn't answer a pod of another cluster, though
@@ -349,51 +317,44 @@ func (f *Facts) eachDenied(say func(a *probe.ServiceTest, scope Scope, address, 
 	}
 }
 
-// openVirtual lists the ClusterIPs of a service that don't answer, and can't be compared with an
+// virtual adds the ClusterIPs of a service that don't answer, and can't be compared with an
 // endpoint: a temporary Service's own doesn't answer either, or none is at the same port.
-func openVirtual(f *Facts, a *probe.ServiceTest, add func(Scope, func() Open)) {
+func (u *unknown) virtual(f *Facts, a *probe.ServiceTest) {
 	for _, address := range slices.Sorted(maps.Keys(a.Result.Failed)) {
-		compared := slices.ContainsFunc(a.Addresses, func(other string) bool { return !virtual(a, other) && isIPv6(other) == isIPv6(address) })
-		open := Open{"whether " + subject(a) + " answers", address + ": " + a.Result.Failed[address] + "; none of its ready endpoints is at this port", f.askAgain(a)}
-		if a.Fresh {
-			compared = f.answers(a, address)
-			open = Open{"whether ClusterIPs are served on " + a.From.Node, "the endpoint of the temporary Service, a pod on " + a.To.Node + ", doesn't answer", open.Command}
-		}
-		if virtual(a, address) && !compared {
-			add(askScope(a), func() Open { return open })
-			if a.Fresh {
-				return // The text is the same for each of its addresses.
-			}
+		switch {
+		case !virtual(a, address) || f.answers(a, address):
+		case a.Fresh:
+			u.add(askScope(a), "the endpoint of the temporary Service, a pod on "+a.To.Node+", doesn't answer", f.askAgain(a), "whether ClusterIPs are served on %s", a.From.Node)
+			return // The text is the same for each of its addresses.
+		case !slices.ContainsFunc(a.Addresses, func(other string) bool { return !virtual(a, other) && isIPv6(other) == isIPv6(address) }):
+			u.add(askScope(a), address+": "+a.Result.Failed[address]+"; none of its ready endpoints is at this port", f.askAgain(a), "whether %s answers", subject(a))
 		}
 	}
 }
 
-// openAsked lists what asking services left unknown.
-func openAsked(f *Facts, add func(Scope, func() Open)) {
+// asked adds what asking services left unknown.
+func (u *unknown) asked(f *Facts) {
 	own, seen := f.own(), map[string]bool{}
 	f.eachDenied(func(a *probe.ServiceTest, scope Scope, address, err string) {
-		if answer, known := own[address]; known && answer == "" || seen[address] || closed(err) && closed(answer) {
+		answer, known := own[address]
+		if known && answer == "" || seen[address] || closed(err) && closed(answer) {
 			return
 		}
 		seen[address] = true
-		add(scope, func() Open {
-			why := fmt.Sprintf("%s: %s; pods of its own cluster get no answer either: it doesn't listen, or a network policy denies pods of %s", address, err, probe.Namespace)
-			if _, known := own[address]; !known {
-				why = address + ": " + err
-			}
-			return Open{"whether " + subject(a) + " answers", why, f.askAgain(a)}
-		})
+		why := address + ": " + err
+		if known {
+			why += "; pods of its own cluster get no answer either: it doesn't listen, or a network policy denies pods of " + probe.Namespace
+		}
+		u.add(scope, why, f.askAgain(a), "whether %s answers", subject(a))
 	})
 	for i := range f.requests() {
-		if a := &f.requests()[i]; a.Skipped != "" && a.Remote != a.From.Cluster {
-			if f.refused(a.From) || a.Fresh && (f.refused(probe.NodeRef{Cluster: a.From.Cluster}) || a.To.Node == "" && f.refusesPods(a.Remote)) {
-				continue
-			}
-			add(askScope(a), func() Open {
-				return Open{fmt.Sprintf("whether pods on %s reach %s", a.From.Node, subject(a)), a.Skipped, f.askAgain(a)}
-			})
-		} else if a.Skipped == "" {
-			openVirtual(f, a, add)
+		a := &f.requests()[i]
+		switch {
+		case a.Skipped == "":
+			u.virtual(f, a)
+		case a.Remote == a.From.Cluster || f.refused(a.From) || a.Fresh && (f.refused(probe.NodeRef{Cluster: a.From.Cluster}) || a.To.Node == "" && f.refusesPods(a.Remote)):
+		default:
+			u.add(askScope(a), a.Skipped, f.askAgain(a), "whether pods on %s reach %s", a.From.Node, subject(a))
 		}
 	}
 }

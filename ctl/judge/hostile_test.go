@@ -1,4 +1,4 @@
-package doctor
+package judge
 
 import (
 	"context"
@@ -198,7 +198,7 @@ func TestEndsWithTheContext(t *testing.T) {
 	for range f.views() {
 		t.Error("views continue")
 	}
-	for range f.connections() {
+	for range f.unread() {
 		t.Error("connections continue")
 	}
 }
