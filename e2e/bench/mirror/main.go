@@ -69,9 +69,9 @@ func (b *bench) run(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
 	b.Program.Env["SEMAPHORE_LOG_LEVEL"] = "warn"
-	// More than is allowed by default.
+	// More than is allowed by default. A namespace has half of the services at most.
 	most := max(b.services, b.large)
-	b.Program.Env[programs.Variable(b.Remote.Name, "MAX_SERVICES")] = strconv.Itoa(most)
+	b.Program.Env[programs.Variable(b.Remote.Name, "MAX_SERVICES")] = strconv.Itoa(2 * most)
 	b.Program.Env[programs.Variable(b.Remote.Name, "MAX_SLICES")] = strconv.Itoa(most)
 	b.Program.Env[programs.Variable(b.Remote.Name, "MAX_ADDRESSES")] = strconv.Itoa(most * b.endpoints)
 	if err := b.clients(ctx); err != nil {
