@@ -46,8 +46,8 @@ func (a *agent) failingServers() map[string]string {
 // health is the liveness check: it fails when a loop is stuck.
 func (a *agent) health() error {
 	var errs []error
-	for _, l := range a.loops {
-		errs = append(errs, l.Stuck())
+	for _, t := range a.table {
+		errs = append(errs, t.loop.Stuck())
 	}
 	return errors.Join(errs...)
 }

@@ -4,13 +4,16 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"net/url"
 	"os"
 	"slices"
+	"sync/atomic"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
@@ -52,35 +55,52 @@ func occupiedBy(api []netip.Addr, self peers.Self, services []netip.Prefix) []ro
 	return occupied
 }
 
-// checkSubnets refuses remotes whose pod subnets overlap something that this node
+// admission decides which remotes are refused, and whether the map of pod subnets is.
+type admission struct {
+	agent      *agent
+	apiAddrs   []netip.Addr          // of the local API server
+	lastSelf   peers.Self            // last known state of this node
+	refusals   errlog.Log            // by remote
+	refusedMap atomic.Pointer[error] // why the map can't be used; nil: not checked yet
+}
+
+// newAdmission returns an admission that knows the address of the local API server.
+func newAdmission(a *agent, api string) *admission {
+	return &admission{agent: a, apiAddrs: apiAddrs(api), refusals: errlog.Log{
+		Logger: a.log, Level: slog.LevelError, Failing: "remote refused: it gets no tunnel", Over: "remote admitted again",
+	}}
+}
+
+// check refuses remotes whose pod subnets overlap something that this node
 // depends on, and admits the others. It reports whether the result changed for any of
 // them. While the API server can't be reached, the last known state counts.
 //
 // Addresses of the host refuse a remote only at start. An address that appears on a link
 // later, such as that of a service, may have been chosen by any user and must not take
 // down a working tunnel.
-func (a *agent) checkSubnets(ctx context.Context) (changed bool, err error) {
+func (d *admission) check(ctx context.Context) (changed bool, err error) {
+	a := d.agent
 	host, err := routes.OccupiedByHost()
 	if err != nil {
 		return false, err
 	}
 	if self, known := a.knownSelf(); known {
-		self.PodCIDRs = a.lastSelf.PodCIDRs
+		self.PodCIDRs = d.lastSelf.PodCIDRs
 		if prefixes, known := a.podCIDRs(); known {
 			self.PodCIDRs = prefixes
 		}
-		a.lastSelf = self
+		d.lastSelf = self
 	}
-	self := a.lastSelf
+	self := d.lastSelf
 	var services []netip.Prefix
 	if ranges := a.local.services.Load(); ranges != nil {
 		services = *ranges
 	}
-	named := occupiedBy(a.apiAddrs, self, services)
+	named := occupiedBy(d.apiAddrs, self, services)
 	// Named first, for the better error: an address may be in both.
 	all := append(slices.Clone(named), host...)
-	a.removed.exclude(all)
-	mapErr := a.checkMap(named, all)
+	a.host.removed.exclude(all)
+	mapErr := d.checkMap(named, all)
 	for _, r := range a.remotes {
 		checked, before, occupied := r.refusal.Load() != nil, r.refused(), all
 		if checked && before == nil {
@@ -98,23 +118,16 @@ func (a *agent) checkSubnets(ctx context.Context) (changed bool, err error) {
 		}
 		err = cmp.Or(mapErr, err)
 		r.refusal.Store(&err)
-		changed = a.refusals.NoteOf(ctx, r.cfg.Name, err, "cluster", r.cfg.Name) || changed
+		changed = d.refusals.NoteOf(ctx, r.cfg.Name, err, "cluster", r.cfg.Name) || changed
 	}
 	return changed, nil
 }
 
-// recheckSubnets runs checkSubnets and triggers all dependent loops on a change.
-func (a *agent) recheckSubnets(ctx context.Context) error {
-	changed, err := a.checkSubnets(ctx)
+// recheck is check as a step.
+func (d *admission) recheck(ctx context.Context) error {
+	changed, err := d.check(ctx)
 	if changed {
-		a.publishing.Fire()
-		a.routing.Fire()
-		a.sourcing.Fire()
-		a.filterTrigger.Fire()
-		for _, r := range a.remotes {
-			r.linking.Fire()
-			r.peering.Fire()
-		}
+		d.agent.happened(refusalsChanged, nil)
 	}
 	return err
 }
@@ -124,7 +137,7 @@ func (a *agent) recheckSubnets(ctx context.Context) error {
 // node depends on, the virtual ones of this cluster, and for a time those of remotes that are no
 // longer configured.
 func (a *agent) guarded() []netip.Prefix {
-	subnets := append(a.removed.subnets(time.Now()), a.virtual()...)
+	subnets := append(a.host.removed.subnets(time.Now()), a.virtual()...)
 	for _, r := range a.remotes {
 		subnets = append(subnets, r.guarded()...)
 	}

@@ -28,7 +28,7 @@ func TestReasons(t *testing.T) {
 	var undone error
 	r := repairs{total: newLoopMetrics().repairs.WithLabelValues("x"), want: "[]"}
 	for range mostRepairs + 1 {
-		undone = r.note(time.Now(), []int{}, true, nil)
+		undone = r.note(time.Now(), effect{[]int{}, true}, nil)
 	}
 	denied := fmt.Errorf("publish on node %q: %w", "aws-1", &apierrors.StatusError{ErrStatus: metav1.Status{
 		Message: `nodes "aws-1" is forbidden: ValidatingAdmissionPolicy 'no' with binding 'no' denied request: no`, Reason: metav1.StatusReasonForbidden, Code: 403,

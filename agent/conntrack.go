@@ -21,18 +21,23 @@ const (
 	unrepliedRest = 20
 )
 
-// unrepliedState is the state of deleteUnreplied.
-type unrepliedState struct {
+// unreplied are connections that wait for a response from where a path is down.
+type unreplied struct {
+	agent  *agent
 	due    time.Time
 	unable bool // the failure was logged
 }
 
-// deleteUnreplied deletes the conntrack entries of unreplied connections to pods of
+// next returns when delete is due; zero: when the state of a path changes.
+func (u *unreplied) next() time.Time { return u.due }
+
+// delete deletes the conntrack entries of unreplied connections to pods of
 // nodes whose path has just gone down, so that retries reach the remaining endpoints as
 // soon as kube-proxy knows them; see [routes.DeleteUnreplied]. It is best effort: a
 // failure is logged once and is no fault of the agent.
-func (a *agent) deleteUnreplied(ctx context.Context) error {
-	a.unrepliedState.due = time.Time{}
+func (u *unreplied) delete(ctx context.Context) error {
+	a := u.agent
+	u.due = time.Time{}
 	now := time.Now()
 	var lost []netip.Prefix
 	for _, r := range a.admitted() {
@@ -41,10 +46,10 @@ func (a *agent) deleteUnreplied(ctx context.Context) error {
 	if len(lost) == 0 {
 		return nil
 	}
-	a.unrepliedState.due = now.Add(unrepliedSpacing)
+	u.due = now.Add(unrepliedSpacing)
 	n, err := routes.DeleteUnreplied(lost)
-	if err != nil && !a.unrepliedState.unable {
-		a.unrepliedState.unable = true
+	if err != nil && !u.unable {
+		u.unable = true
 		a.log.WarnContext(ctx, "deleting unreplied connections to unreachable nodes failed: they end with their timeouts", "err", err)
 	}
 	if n > 0 {

@@ -33,37 +33,35 @@ func (a *agent) ruleset() routes.Ruleset {
 		}
 		rules.Exits = append(rules.Exits, routes.Exit{Device: r.device.Name(), Subnets: r.guarded()})
 	}
-	if removed := a.removed.subnets(time.Now()); len(removed) > 0 {
+	if removed := a.host.removed.subnets(time.Now()); len(removed) > 0 {
 		rules.Exits = append(rules.Exits, routes.Exit{Subnets: removed})
 	}
 	return rules
 }
 
 // syncFilter installs the packet filter. In the pass that finds nothing to do it notes the
-// counts, so that their changes have a time without a reader of status or metrics. Two loops
-// call it: the lock keeps an older ruleset from replacing a newer one.
-func (a *agent) syncFilter(ctx context.Context) error {
-	if err := a.findRemoved(); err != nil {
-		return err
+// counts, so that their changes have a time without a reader of status or metrics.
+func (h *host) syncFilter(ctx context.Context) (effect, error) {
+	if err := h.findRemoved(); err != nil {
+		return effect{}, err
 	}
-	a.filterMu.Lock()
-	defer a.filterMu.Unlock()
+	a := h.agent
 	shared := make([]*[]netip.Prefix, len(a.remotes))
 	for i, r := range a.remotes {
 		shared[i] = r.shared.Load()
 	}
 	rules := a.ruleset()
-	changed, err := a.filter.Sync(ctx, rules)
+	changed, err := h.filter.Sync(ctx, rules)
 	for i, r := range a.remotes {
 		if r.exempt.Swap(shared[i]) != shared[i] {
-			r.peering.Fire()
+			a.happened(hostPrepared, r)
 		}
 	}
-	a.noteTranslation(ctx, rules)
+	h.noteTranslation(ctx, rules)
 	if !changed && err == nil {
 		a.filterStatus(ctx)
 	}
-	return errors.Join(err, a.filterRepairs.note(time.Now(), rules, changed, err))
+	return effect{rules, changed}, err
 }
 
 // stops remembers when the exit filter last dropped packets, by device. The zero value is
@@ -107,7 +105,7 @@ func (s *stops) last(now time.Time, device string) (at time.Time, recent bool) {
 // filterStatus reads the states of source filter, exit filter and translation, and their counts
 // of dropped packets, which are nil for a part that is not enforced.
 func (a *agent) filterStatus(ctx context.Context) (source, exit statuspage.Filter, translation *statuspage.Translation, state routes.State) {
-	state, err := a.filter.Status(ctx, a.ruleset())
+	state, err := a.host.filter.Status(ctx, a.ruleset())
 	part := func(enforced bool) statuspage.Filter {
 		switch {
 		case enforced:
@@ -116,8 +114,8 @@ func (a *agent) filterStatus(ctx context.Context) (source, exit statuspage.Filte
 			return statuspage.Filter{State: statuspage.FilterUnknown, Error: err.Error()}
 		}
 		rep, why := statuspage.Filter{State: statuspage.FilterNotEnforced}, err
-		if a.filtering != nil && a.filtering.Err() != nil {
-			why = a.filtering.Err() // why the installation failed
+		if failed := a.find("packet filter").Err(); failed != nil {
+			why = failed // why the installation failed
 		}
 		if why != nil {
 			rep.Error = why.Error()
@@ -127,7 +125,7 @@ func (a *agent) filterStatus(ctx context.Context) (source, exit statuspage.Filte
 	source, exit = part(state.Arrival), part(state.Exit)
 	translation = a.translationStatus(state, part(state.Translation))
 	if exit.State == statuspage.FilterEnforced {
-		a.stops.note(time.Now(), state.Stopped)
+		a.host.stops.note(time.Now(), state.Stopped)
 	}
 	if !a.cfg.SourceFilter {
 		source, state.Forged = statuspage.Filter{State: statuspage.FilterOff}, nil

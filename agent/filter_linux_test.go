@@ -57,13 +57,17 @@ func TestStateOfThePacketFilter(t *testing.T) {
 			t.Errorf("%s: metrics (-want +got):\n%s", what, diff)
 		}
 	}
-	if _, err := a.filter.Sync(t.Context(), routes.Ruleset{}); err != nil { // of an earlier test
+	if _, err := a.host.filter.Sync(t.Context(), routes.Ruleset{}); err != nil { // of an earlier test
 		t.Fatal(err)
+	}
+	sync := func() {
+		t.Helper()
+		if _, err := a.host.syncFilter(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 	}
 	expect("before the first pass", statuspage.FilterNotEnforced, statuspage.FilterNotEnforced, map[string]float64{enforced: 0, exit: 0})
-	if err := a.syncFilter(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	sync()
 	all := map[string]float64{enforced: 1, forged: 0, exit: 1, stopped: 0}
 	expect("after it", statuspage.FilterEnforced, statuspage.FilterEnforced, all)
 
@@ -71,21 +75,17 @@ func TestStateOfThePacketFilter(t *testing.T) {
 	before, remotes := a.ruleset(), a.remotes
 	a.remotes = remotes[:1]
 	defer func() { a.remotes = remotes }()
-	if err := a.syncFilter(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if still, err := a.filter.Status(t.Context(), before); err != nil || still.Arrival || still.Exit {
+	sync()
+	if still, err := a.host.filter.Status(t.Context(), before); err != nil || still.Arrival || still.Exit {
 		t.Errorf("the rules of a remote that is gone: %v, %v", still, err)
 	}
 	expect("with one remote less", statuspage.FilterEnforced, statuspage.FilterEnforced, all)
 
 	// The exit filter can't be switched off.
 	a.cfg.SourceFilter = false
-	if err := a.syncFilter(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	sync()
 	expect("switched off", statuspage.FilterOff, statuspage.FilterEnforced, map[string]float64{exit: 1, stopped: 0})
-	if still, err := a.filter.Status(t.Context(), routes.Ruleset{Origins: before.Origins[:1]}); err != nil || still.Arrival {
+	if still, err := a.host.filter.Status(t.Context(), routes.Ruleset{Origins: before.Origins[:1]}); err != nil || still.Arrival {
 		t.Errorf("switched off, and the rules are there: %v, %v", still, err)
 	}
 }
@@ -100,10 +100,10 @@ func TestRoutesWaitForTheExitFilter(t *testing.T) {
 	}
 	defer a.close()
 	// Those of an earlier test.
-	_, routesErr := a.table.Sync(t.Context(), nil)
-	_, filterErr := a.filter.Sync(t.Context(), routes.Ruleset{})
+	_, routesErr := a.host.table.Sync(t.Context(), nil)
+	_, filterErr := a.host.filter.Sync(t.Context(), routes.Ruleset{})
 	earlier := len(logs.String())
-	if err := errors.Join(routesErr, filterErr, a.syncRoutes(t.Context())); err != nil {
+	if err := errors.Join(routesErr, filterErr, hostPass(t, a)); err != nil {
 		t.Fatal(err)
 	}
 	text := logs.String()[earlier:]
@@ -127,24 +127,24 @@ func TestRemovedRemotesAreRefusedForATime(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(a.syncRoutes(t.Context()), a.syncFilter(t.Context())); err != nil {
+		if err := hostPass(t, a); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			_, fenceErr := a.table.Fence(context.Background(), nil)
-			_, routesErr := a.table.Sync(context.Background(), nil)
-			_, filterErr := a.filter.Sync(context.Background(), routes.Ruleset{})
+			_, fenceErr := a.host.table.Fence(context.Background(), nil)
+			_, routesErr := a.host.table.Sync(context.Background(), nil)
+			_, filterErr := a.host.filter.Sync(context.Background(), routes.Ruleset{})
 			check(t, errors.Join(fenceErr, routesErr, filterErr, a.close()))
 		})
 		return a
 	}
 	refused := func(what string, a *agent, want bool) {
 		t.Helper()
-		fenced, err := a.table.Fenced()
+		fenced, err := a.host.table.Fenced()
 		if err != nil || slices.Contains(fenced, gone) != want {
 			t.Errorf("%s: rules for %v, %v, refused: want %v", what, fenced, err, want)
 		}
-		state, err := a.filter.Status(t.Context(), routes.Ruleset{Exits: []routes.Exit{
+		state, err := a.host.filter.Status(t.Context(), routes.Ruleset{Exits: []routes.Exit{
 			{Device: "wireguard.gcp", Subnets: []netip.Prefix{netip.MustParsePrefix("10.4.0.0/16")}}, {Subnets: []netip.Prefix{gone}}}})
 		if err != nil || state.Exit != want {
 			t.Errorf("%s: exit filter %+v, %v, refused: want %v", what, state, err, want)
@@ -158,8 +158,8 @@ func TestRemovedRemotesAreRefusedForATime(t *testing.T) {
 	refused("one process later", start(one), true)
 	second := start(one)
 	refused("two processes later", second, true)
-	second.removed.until = time.Now()
-	if err := errors.Join(second.syncRoutes(t.Context()), second.syncFilter(t.Context())); err != nil {
+	second.host.removed.until = time.Now()
+	if err := hostPass(t, second); err != nil {
 		t.Fatal(err)
 	}
 	refused("when the time is over", second, false)
@@ -177,10 +177,17 @@ func TestRemovedRemotesAreRefusedForATime(t *testing.T) {
 	}
 	start(func(*config.Wireguard) {})
 	b := start(one)
-	b.removed.exclude([]routes.Occupied{{Prefix: netip.MustParsePrefix("fd06::7/128"), What: "this node"}})
+	b.host.removed.exclude([]routes.Occupied{{Prefix: netip.MustParsePrefix("fd06::7/128"), What: "this node"}})
 	if rep := b.status().(statuspage.Agent).Removed; rep != nil {
 		t.Errorf("of this node's: %+v", rep)
 	}
+}
+
+// hostPass makes a pass of the agent's host.
+func hostPass(t *testing.T, a *agent) error {
+	t.Helper()
+	i := slices.IndexFunc(a.table, func(t *task) bool { return t.name == "host" })
+	return a.table[i].pass(t.Context())
 }
 
 func TestStopsHaveATime(t *testing.T) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -13,12 +12,10 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
-// forwardingSpacing is the minimum interval of reading what forwarding depends on.
-const forwardingSpacing = time.Second
-
 // checkForwarding switches forwarding on for our devices, and reads what else it depends
 // on, which is left alone.
-func (a *agent) checkForwarding(ctx context.Context) error {
+func (h *host) checkForwarding(ctx context.Context) (effect, error) {
+	a := h.agent
 	var devices []int
 	for _, r := range a.remotes {
 		index, _ := r.device.Index()
@@ -28,14 +25,15 @@ func (a *agent) checkForwarding(ctx context.Context) error {
 	for _, device := range enabled {
 		a.log.InfoContext(ctx, "forwarding switched on", "device", device)
 	}
-	return errors.Join(err, a.forwardingRepairs.note(time.Now(), devices, len(enabled) > 0, err), a.readForwarding(ctx))
+	return effect{devices, len(enabled) > 0}, errors.Join(err, h.readForwarding(ctx))
 }
 
 // readForwarding reads what else forwarding depends on.
-func (a *agent) readForwarding(ctx context.Context) error {
+func (h *host) readForwarding(ctx context.Context) error {
+	a := h.agent
 	pods, known := a.podCIDRs()
 	if !known {
-		a.forwards.Store(nil)
+		h.forwards.Store(nil)
 		return nil
 	}
 	var remotes []netip.Prefix
@@ -46,7 +44,7 @@ func (a *agent) readForwarding(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	before := a.forwards.Swap(&off)
+	before := h.forwards.Swap(&off)
 	switch {
 	case len(off) > 0 && (before == nil || !slices.Equal(*before, off)):
 		a.log.ErrorContext(ctx, "packets between pods and tunnels are not forwarded by this host", "settings", off)
@@ -57,7 +55,7 @@ func (a *agent) readForwarding(ctx context.Context) error {
 }
 
 func (a *agent) forwardingStatus() statuspage.Forwarding {
-	off := a.forwards.Load()
+	off := a.host.forwards.Load()
 	if off == nil {
 		return statuspage.Forwarding{}
 	}
@@ -80,7 +78,7 @@ func (c *forwardingCollector) Describe(ch chan<- *prometheus.Desc) { ch <- c.off
 
 // Collect implements prometheus.Collector.
 func (c *forwardingCollector) Collect(ch chan<- prometheus.Metric) {
-	if off := c.agent.forwards.Load(); off != nil {
+	if off := c.agent.host.forwards.Load(); off != nil {
 		ch <- prometheus.MustNewConstMetric(c.off, prometheus.GaugeValue, float64(len(*off)))
 	}
 }

@@ -16,14 +16,11 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
 
 const (
-	// Nodes come and go in bursts, and nothing waits for the result.
-	localSpacing = time.Second
 	// Service ranges rarely change, and every agent of the cluster polls them.
 	servicesPeriod  = 10 * time.Minute
 	servicesTimeout = 30 * time.Second
@@ -41,9 +38,7 @@ type local struct {
 	nodes    localSource
 	watch    run.Task // of nodes; nil: that of semaphore-relay's objects
 	log      *slog.Logger
-	changed  func() // called when known has changed
-	building *reconcile.Trigger
-	listing  *reconcile.Trigger
+	happened func(change)
 
 	services atomic.Pointer[[]netip.Prefix] // nil: not read yet
 	known    atomic.Pointer[peers.Local]    // nil: not read yet
@@ -60,10 +55,11 @@ type localSource interface {
 	String() string
 }
 
-func newLocal(cfg *config.Wireguard, client kube.Client, server *kube.Server, relayed *relayed, metrics *kube.Metrics, log *slog.Logger, changed func()) *local {
-	l := &local{subnets: cfg.LocalSubnets, client: client, log: log, changed: changed, building: reconcile.NewTrigger(), listing: reconcile.NewTrigger(), unlogged: true}
+func newLocal(cfg *config.Wireguard, client kube.Client, server *kube.Server, relayed *relayed, metrics *kube.Metrics, log *slog.Logger, happened func(change)) *local {
+	l := &local{subnets: cfg.LocalSubnets, client: client, log: log, happened: happened, unlogged: true}
+	changed := func() { happened(localNodesChanged) }
 	if relayed != nil {
-		l.nodes = relayed.own(l.building.Fire)
+		l.nodes = relayed.own(changed)
 		return l
 	}
 	nodes := kube.NewWatch(kube.WatchConfig[peers.LocalNode]{
@@ -77,7 +73,7 @@ func newLocal(cfg *config.Wireguard, client kube.Client, server *kube.Server, re
 			return peers.TrimLocalNode(n), true
 		},
 		Equal:  peers.LocalNode.Equal,
-		Notify: l.building.Fire,
+		Notify: changed,
 		Spread: l.spread,
 		Logger: log, Metrics: metrics,
 	})
@@ -91,33 +87,18 @@ func (l *local) spread() time.Duration { return spread(l.nodes.Len()) }
 // spread returns the time over which the agents of so many nodes spread lists.
 func spread(nodes int) time.Duration { return time.Duration(nodes) * time.Second / listsPerSecond }
 
-func (l *local) tasks(loop func(reconcile.Config) *reconcile.Loop) []run.Task {
-	tasks := []run.Task{
-		loop(reconcile.Config{
-			Name: "addresses of this cluster", Reconcile: l.build, Trigger: l.building, MinInterval: localSpacing,
-		}),
-		loop(reconcile.Config{
-			Name: "service ranges", Reconcile: l.readServices, Trigger: l.listing, Resync: servicesPeriod,
-		}),
-	}
-	if l.watch != nil {
-		tasks = append(tasks, l.watch)
-	}
-	return tasks
-}
-
 // build computes known, once nodes and service ranges have been read.
 func (l *local) build(context.Context) error {
 	nodes, synced := l.nodes.Snapshot()
 	services := l.services.Load()
 	if synced && services == nil {
-		l.listing.Fire() // The API server answers.
+		l.happened(localAPIAnswers)
 	}
 	if !synced || services == nil {
 		return nil
 	}
 	l.known.Store(peers.NewLocal(nodes, *services, l.subnets))
-	l.changed()
+	l.happened(clusterAddrsChanged)
 	return nil
 }
 
@@ -136,7 +117,7 @@ func (l *local) readServices(ctx context.Context) error {
 		}
 		// Keep the ranges of an earlier response.
 		if l.services.CompareAndSwap(nil, &[]netip.Prefix{}) {
-			l.building.Fire()
+			l.happened(localNodesChanged)
 		}
 		if l.unlogged {
 			l.unlogged = false
@@ -154,7 +135,7 @@ func (l *local) readServices(ctx context.Context) error {
 	}
 	slices.SortFunc(ranges, netip.Prefix.Compare)
 	if before := l.services.Swap(&ranges); before == nil || !slices.Equal(*before, ranges) {
-		l.building.Fire()
+		l.happened(localNodesChanged)
 	}
 	return nil
 }

@@ -23,6 +23,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/clientset"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
@@ -53,9 +54,10 @@ func TestOnLink(t *testing.T) {
 func TestServiceRanges(t *testing.T) {
 	resource := schema.GroupResource{Group: "networking.k8s.io", Resource: "servicecidrs"}
 	var (
-		answer error
-		cidrs  = []string{"fd96::/112", "10.96.0.1/12", "none"}
-		log    logtest.Buffer
+		answer   error
+		cidrs    = []string{"fd96::/112", "10.96.0.1/12", "none"}
+		log      logtest.Buffer
+		building = reconcile.NewTrigger()
 	)
 	client := fake.NewClientset()
 	client.PrependReactor("list", "servicecidrs", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -70,10 +72,14 @@ func TestServiceRanges(t *testing.T) {
 		streams := ok && request.ListOptions.SendInitialEvents != nil
 		return streams, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "ListOptions"}, "", nil)
 	})
-	l := newLocal(&config.Wireguard{}, clientset.Client(client), nil, nil, kube.NewMetrics("test", "test_failures_total"), slog.New(slog.NewTextHandler(&log, nil)), func() {})
+	l := newLocal(&config.Wireguard{}, clientset.Client(client), nil, nil, kube.NewMetrics("test", "test_failures_total"), slog.New(slog.NewTextHandler(&log, nil)), func(c change) {
+		if c == localNodesChanged {
+			building.Fire()
+		}
+	})
 	built := func() bool {
 		select {
-		case <-l.building.C():
+		case <-building.C():
 			return true
 		default:
 			return false

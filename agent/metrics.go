@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// loopMetrics counts and times the passes of the agent's loops.
+// loopMetrics counts and times the steps of the agent's tasks. In its label "loop" is the step.
 type loopMetrics struct {
 	passes    *prometheus.HistogramVec
 	failures  *prometheus.CounterVec
@@ -19,12 +19,12 @@ func newLoopMetrics() *loopMetrics {
 	return &loopMetrics{
 		passes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "semaphore_wg_reconcile_seconds",
-			Help:    "Duration of a loop's passes in seconds.",
+			Help:    "Duration of a step of the agent's tasks in seconds.",
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5},
 		}, []string{"loop"}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_wg_reconcile_failures_total",
-			Help: "Passes of a loop that failed, at least in part, and are retried.",
+			Help: "How often a step failed, at least in part, and is retried.",
 		}, []string{"loop"}),
 		syncPeers: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_wg_sync_peers_total",
@@ -36,7 +36,7 @@ func newLoopMetrics() *loopMetrics {
 		}, []string{"device"}),
 		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_wg_repairs_total",
-			Help: "Passes of a loop that restored what another program had removed or changed in the kernel.",
+			Help: "How often a step restored what another program had removed or changed in the kernel.",
 		}, []string{"loop"}),
 	}
 }
@@ -59,27 +59,25 @@ func (m *loopMetrics) all() []prometheus.Collector {
 	return []prometheus.Collector{m.passes, m.failures, m.syncPeers, m.requeue, m.repairs}
 }
 
-// observer returns the callback for the end of a loop's passes. It calls then, unless
-// that is nil.
-func (m *loopMetrics) observer(loop string, then func(time.Duration, error)) func(time.Duration, error) {
-	passes, failures := m.passes.WithLabelValues(loop), m.failures.WithLabelValues(loop)
+// observer returns the callback for the end of a step.
+func (m *loopMetrics) observer(step string) func(time.Duration, error) {
+	passes, failures := m.passes.WithLabelValues(step), m.failures.WithLabelValues(step)
 	return func(took time.Duration, err error) {
 		passes.Observe(took.Seconds())
 		if err != nil {
 			failures.Inc()
 		}
-		if then != nil {
-			then(took, err)
-		}
 	}
 }
 
-// peerSync returns the callback of a peers loop for the metrics that the original tool
-// has.
-func (m *loopMetrics) peerSync(device string) func(time.Duration, error) {
+// peerObserver returns observer of a step that configures peers, with the metrics that the original
+// tool has.
+func (m *loopMetrics) peerObserver(step, device string) func(time.Duration, error) {
+	observe := m.observer(step)
 	good, bad := m.syncPeers.WithLabelValues(device, "1"), m.syncPeers.WithLabelValues(device, "0")
 	requeue := m.requeue.WithLabelValues(device)
-	return func(_ time.Duration, err error) {
+	return func(took time.Duration, err error) {
+		observe(took, err)
 		if err == nil {
 			good.Inc()
 			return

@@ -31,9 +31,3 @@ func (a *agent) paths() map[string][]paths.Path {
 	}
 	return all
 }
-
-// pathChanged is called when the state of a path has changed. It doesn't block.
-func (a *agent) pathChanged() {
-	a.reporting.Fire()
-	a.unreplied.Fire()
-}

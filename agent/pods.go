@@ -32,19 +32,8 @@ func newPrefixes(a *agent, local *rest.Config, client kube.Client, server *kube.
 				Carries: carries && !slices.Equal(published, own),
 			}, known
 		},
-		Changed: a.podsChanged, Logger: a.log,
+		Changed: func() { a.happened(thisNodeChanged, nil) }, Logger: a.log,
 	}), nil
-}
-
-// podsChanged triggers the loops that depend on this node and on its pod prefixes.
-func (a *agent) podsChanged() {
-	a.publishing.Fire()
-	a.routing.Fire()
-	a.sourcing.Fire()
-	a.checking.Fire()
-	if a.forwards.Load() == nil {
-		a.forwarding.Fire()
-	}
 }
 
 // pods returns the pod prefixes of this node; nil: not read yet.

@@ -20,7 +20,6 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
@@ -32,7 +31,6 @@ import (
 type relayed struct {
 	watch       *kube.Watch[*relayedObject]
 	leaseReader leaseReader
-	sorting     *reconcile.Trigger
 	cluster     string                     // this one
 	clusters    map[string]*relayedCluster // by name
 	log         *slog.Logger
@@ -118,10 +116,10 @@ func union[T any](now, before []T, most int, name func(T) string) []T {
 	return all
 }
 
-// newRelayed returns a relayed without objects.
-func newRelayed(cfg *config.Wireguard, client kube.Client, server *kube.Server, metrics *kube.Metrics, log *slog.Logger) *relayed {
+// newRelayed returns a relayed without objects, which calls changed when sort has something to do.
+func newRelayed(cfg *config.Wireguard, client kube.Client, server *kube.Server, metrics *kube.Metrics, log *slog.Logger, changed func()) *relayed {
 	r := &relayed{
-		leaseReader: client.Leases(cfg.Namespace), sorting: reconcile.NewTrigger(), clusters: map[string]*relayedCluster{},
+		leaseReader: client.Leases(cfg.Namespace), clusters: map[string]*relayedCluster{},
 		cluster: cfg.ClusterName, log: log,
 	}
 	most := map[string]int{cfg.ClusterName: 0} // prefixes of a node
@@ -153,7 +151,7 @@ func newRelayed(cfg *config.Wireguard, client kube.Client, server *kube.Server, 
 			}
 			return object, object != nil
 		},
-		Notify: r.sorting.Fire,
+		Notify: changed,
 		Spread: func() time.Duration { return spread(len(r.clusters[r.cluster].known.Load().locals)) },
 		Logger: log, Metrics: metrics,
 	})
@@ -236,12 +234,6 @@ func newRelayedCluster(from *relayed, name string, most int) *relayedCluster {
 	c := &relayedCluster{name: name, from: from, most: cmp.Or(most, maxRetained), changed: func() {}}
 	c.known.Store(&relayedNodes{})
 	return c
-}
-
-func (r *relayed) tasks(loop func(reconcile.Config) *reconcile.Loop) []run.Task {
-	return []run.Task{r.watch, loop(reconcile.Config{
-		Name: "objects of semaphore-relay", Reconcile: r.sort, Trigger: r.sorting, MinInterval: burstSpacing, RestShare: restShare,
-	})}
 }
 
 // keep returns an object as it is held; nil: it isn't, as one of an earlier release. Nodes have at

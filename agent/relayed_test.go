@@ -56,15 +56,14 @@ func relayBubble(t *testing.T, test func(b *relayBed)) {
 			Base:      config.Base{ClusterName: "aws", Remotes: []config.Remote{{Name: "gcp", MaxPrefixes: 4, MaxObjects: 50}}},
 			Namespace: relayNamespace,
 		}
-		b.seen = newRelayed(cfg, client, nil, kube.NewMetrics("test", "test_failures_total"), slog.New(slog.DiscardHandler))
+		sorting := reconcile.NewTrigger()
+		b.seen = newRelayed(cfg, client, nil, kube.NewMetrics("test", "test_failures_total"), slog.New(slog.DiscardHandler), sorting.Fire)
 		b.from, b.own = b.seen.of("gcp", func() { b.changed++ }), b.seen.own(func() {})
 		ctx, cancel := context.WithCancel(t.Context())
-		for _, task := range b.seen.tasks(func(c reconcile.Config) *reconcile.Loop {
-			c.Logger = slog.New(slog.DiscardHandler)
-			return reconcile.NewLoop(c)
-		}) {
-			go func() { _ = task.Run(ctx) }()
-		}
+		go func() { _ = b.seen.watch.Run(ctx) }()
+		go func() {
+			_ = reconcile.NewLoop(reconcile.Config{Name: "sort", Reconcile: b.seen.sort, Trigger: sorting, Logger: slog.New(slog.DiscardHandler)}).Run(ctx)
+		}()
 		test(b)
 		cancel()
 		synctest.Wait()

@@ -8,13 +8,10 @@ import (
 	"path/filepath"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
-	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/peers/paths"
 	"github.com/kube-semaphore/kube-semaphore/routes"
@@ -33,9 +30,9 @@ type remote struct {
 	fit    atomic.Pointer[fit] // nil: not known
 	fitted atomic.Int64        // last MTU given to the device by fitMTU
 
-	linking, peering, handshaking, renewing *reconcile.Trigger
+	endpoints atomic.Pointer[[]netip.Addr] // of its peers, last known
 
-	refusal atomic.Pointer[error]          // see agent.checkSubnets; nil: not checked yet
+	refusal atomic.Pointer[error]          // see admission; nil: not checked yet
 	free    atomic.Pointer[[]netip.Prefix] // its subnets without those that collide with this node
 
 	// fenced is set once the policy rules of its subnets were installed since start.
@@ -48,8 +45,6 @@ type remote struct {
 	shared, exempt atomic.Pointer[[]netip.Prefix]
 
 	failed atomic.Bool // see unreachable
-
-	deviceRepairs, peerRepairs repairs // each owned by its loop
 }
 
 // unreachable reports whether reading the remote's nodes has failed since start.
@@ -61,8 +56,9 @@ func (r *remote) unreachable() bool {
 }
 
 func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, error) {
-	r := &remote{agent: a, cfg: cfg, linking: reconcile.NewTrigger(), peering: reconcile.NewTrigger(), handshaking: reconcile.NewTrigger(), renewing: reconcile.NewTrigger()}
-	r.deviceRepairs, r.peerRepairs = a.newRepairs("device "+cfg.Name), a.newRepairs("peers "+cfg.Name)
+	r := &remote{agent: a, cfg: cfg}
+	r.endpoints.Store(&[]netip.Addr{})
+	happened := func(c change) func() { return func() { a.happened(c, r) } }
 	var err error
 	r.device, err = tunnel.Open(tunnel.Config{
 		Name:       tunnel.DeviceName(cfg.Name),
@@ -79,17 +75,17 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 	if err != nil {
 		return nil, err
 	}
-	r.device.Notify(r.linking.Fire)
+	r.device.Notify(happened(linkChanged))
 
 	if a.relayed != nil {
-		r.nodes = a.relayed.of(cfg.Name, r.peering.Fire)
+		r.nodes = a.relayed.of(cfg.Name, happened(nodesChanged))
 	} else {
-		r.nodes = newDirect(a, &r.cfg, r.peering.Fire, metrics)
+		r.nodes = newDirect(a, &r.cfg, happened(nodesChanged), metrics)
 	}
 	r.store = peers.NewStore(a.cfg.KeyPath, r.device.Name(), cfg.Name)
 	r.controller = peers.NewController(peers.ControllerConfig{
-		Cluster: cfg.Name, Device: r.device, Source: r.nodes, Rules: r.rules, Fresh: r.handshaking.Fire,
-		Prober: r.prober, PathChanged: a.pathChanged, Renew: r.renewing.Fire, Store: r.store, Logger: a.log,
+		Cluster: cfg.Name, Device: r.device, Source: r.nodes, Rules: r.rules, Prober: r.prober,
+		PathChanged: happened(pathChanged), Wake: happened(sessionsDue), Store: r.store, Logger: a.log,
 	})
 	shared := []netip.Prefix{}
 	if a.cfg.Mark != 0 {
@@ -118,44 +114,6 @@ func enginePath(setting string) string {
 	return filepath.Join(filepath.Dir(self), "semaphore-engine")
 }
 
-// tasks returns the remote's tasks while this agent is active.
-func (r *remote) tasks() []run.Task {
-	resync := slowPass
-	if r.cfg.ResyncPeriod > 0 {
-		resync = min(resync, r.cfg.ResyncPeriod)
-	}
-	return []run.Task{
-		r.agent.loop(reconcile.Config{
-			Name: "device " + r.cfg.Name, Reconcile: r.ensureDevice, Trigger: r.linking,
-			MinInterval: burstSpacing, BackoffMin: linkRetry, Resync: slowPass,
-		}),
-		r.agent.loop(reconcile.Config{
-			Name: "peers " + r.cfg.Name, Reconcile: r.unlessRefused(r.syncPeers), Trigger: r.peering,
-			MinInterval: burstSpacing, RestShare: restShare, Resync: resync, Due: r.controller.ReconcileDue, Observe: r.agent.metrics.peerSync(r.device.Name()),
-		}),
-		r.agent.loop(reconcile.Config{
-			Name: "handshakes " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Rehandshake), Trigger: r.handshaking,
-			MinInterval: burstSpacing, Due: r.handshakeDue,
-		}),
-		r.agent.loop(reconcile.Config{
-			Name: "signs of life " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Listen), Trigger: reconcile.NewTrigger(),
-			Resync: paths.ListenSpacing,
-		}),
-		r.agent.loop(reconcile.Config{
-			Name: "paths " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Probe), Trigger: reconcile.NewTrigger(),
-			Due: r.controller.ProbeDue,
-		}),
-		r.agent.loop(reconcile.Config{
-			Name: "silent peers " + r.cfg.Name, Reconcile: r.unlessRefused(r.controller.Renew), Trigger: r.renewing,
-			MinInterval: burstSpacing, Due: r.controller.RenewDue,
-		}),
-		r.agent.loop(reconcile.Config{
-			Name: "save peers " + r.cfg.Name, Reconcile: r.controller.Save, Trigger: reconcile.NewTrigger(),
-			Resync: saveSpacing,
-		}),
-	}
-}
-
 // prober returns a prober of the remote's nodes.
 func (r *remote) prober() (paths.Prober, error) {
 	p, err := r.device.Prober()
@@ -165,36 +123,36 @@ func (r *remote) prober() (paths.Prober, error) {
 	return p, nil
 }
 
-// handshakeDue returns when the next handshake pass is due; never for a refused remote,
-// all of whose peers are new when it is admitted again.
-func (r *remote) handshakeDue() time.Time {
+// ensureDevice creates or repairs the device. The device of a refused remote is deleted.
+func (r *remote) ensureDevice(ctx context.Context) (effect, error) {
 	if r.refused() != nil {
-		return time.Time{}
-	}
-	return r.controller.RehandshakeDue()
-}
-
-// ensureDevice creates or repairs the device, and triggers the dependent loops when its
-// link or listen port changes. The device of a refused remote is deleted.
-func (r *remote) ensureDevice(ctx context.Context) error {
-	if r.refused() != nil {
-		r.deviceRepairs.want = "" // It is created when the remote is admitted again.
-		return r.device.Delete(ctx)
+		return effect{want: "refused"}, r.device.Delete(ctx)
 	}
 	want := r.fitted.Load()
 	index, _ := r.device.Index()
 	port, _ := r.device.ListenPort()
 	changed, err := r.device.Ensure(ctx)
-	if now, _ := r.device.ListenPort(); now != port {
-		r.agent.publishing.Fire()
-		r.agent.filterTrigger.Fire()
+	nowIndex, _ := r.device.Index()
+	if nowPort, _ := r.device.ListenPort(); changed || nowIndex != index || nowPort != port {
+		r.agent.happened(deviceChanged, r)
 	}
-	if now, _ := r.device.Index(); changed || now != index {
-		r.peering.Fire()
-		r.agent.routing.Fire()
-		r.agent.forwarding.Fire()
+	return effect{want, changed}, err
+}
+
+// syncPeers reconciles the peers, once the routes are as they need. That a refused remote has
+// none is up to ensureDevice.
+func (r *remote) syncPeers(ctx context.Context) (effect, error) {
+	if r.refused() != nil || !r.findShared() {
+		return effect{}, nil
 	}
-	return errors.Join(err, r.deviceRepairs.note(time.Now(), want, changed, err))
+	before := r.controller.State().Repairs
+	err := r.controller.Reconcile(ctx)
+	state := r.controller.State()
+	if now := endpointsOf(state.Peers); !slices.Equal(now, *r.endpoints.Load()) {
+		r.endpoints.Store(&now)
+		r.agent.happened(endpointsChanged, r)
+	}
+	return effect{changed: state.Repairs != before}, err
 }
 
 // link returns the index of the link with the device's name; 0: none. seen is false
@@ -218,7 +176,7 @@ func (r *remote) present() bool {
 func (r *remote) rules() peers.Rules {
 	local := r.agent.local.known.Load()
 	rules := peers.Rules{
-		Subnets: r.cfg.PodSubnets, OwnAddrs: *r.agent.hostAddrs.Load(),
+		Subnets: r.cfg.PodSubnets, OwnAddrs: *r.agent.host.addrs.Load(),
 		NodeSubnets: r.cfg.NodeSubnets, MaxPeers: r.cfg.MaxPeers, Local: local, LocalUnknown: local == nil,
 		Borrowed: r.cfg.Borrowed, MaxPrefixes: r.cfg.MaxPrefixes, MaxAllowedIPs: r.cfg.MaxAllowedIPs,
 		Hidden: r.agent.location.Type == endpoint.None,

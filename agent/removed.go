@@ -24,20 +24,21 @@ type removed struct {
 
 // findRemoved finds them, in the first pass since start, by the policy rules that an earlier
 // process left.
-func (a *agent) findRemoved() error {
-	a.removed.mu.Lock()
-	defer a.removed.mu.Unlock()
-	if a.removed.found {
+func (h *host) findRemoved() error {
+	a, removed := h.agent, &h.removed
+	removed.mu.Lock()
+	defer removed.mu.Unlock()
+	if removed.found {
 		return nil
 	}
-	fenced, err := a.table.Fenced()
+	fenced, err := h.table.Fenced()
 	if err != nil {
 		return err
 	}
 	for _, own := range a.cfg.PodSubnetsMap.Virtuals() {
 		fenced = without(fenced, own)
 	}
-	a.removed.found, a.removed.until = true, time.Now().Add(a.cfg.RemovalGrace)
+	removed.found, removed.until = true, time.Now().Add(a.cfg.RemovalGrace)
 	for _, r := range a.remotes {
 		for _, configured := range r.cfg.PodSubnets {
 			fenced = without(fenced, configured)
@@ -46,10 +47,10 @@ func (a *agent) findRemoved() error {
 		nodes := peers.Around(fenced, r.controller.State().Restored)
 		fenced = slices.DeleteFunc(fenced, func(s netip.Prefix) bool { return slices.Contains(nodes, s) })
 	}
-	a.removed.retained = fenced
+	removed.retained = fenced
 	if len(fenced) > 0 && a.cfg.RemovalGrace > 0 {
 		a.log.Info("packets to pod subnets that are no longer configured are refused for a time",
-			"subnets", fenced, "until", a.removed.until)
+			"subnets", fenced, "until", removed.until)
 	}
 	return nil
 }

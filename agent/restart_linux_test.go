@@ -71,9 +71,10 @@ func TestRestartWritesNoRoutes(t *testing.T) {
 				polltest.Until(t, time.Minute, "the device", second.remotes[0].present)
 			}
 			// One more pass, with all that is known by now.
-			if err := second.syncRoutes(t.Context()); err != nil {
-				t.Error(err)
-			}
+			passed := &second.find("routes").passed
+			passed.Store(false)
+			second.happened(kernelChanged, nil)
+			polltest.Until(t, time.Minute, "another pass", passed.Load)
 			stop()
 			if got := routesOf(t); got != before {
 				t.Errorf("routes:\n%s\nbefore:\n%s", got, before)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/peers"
@@ -16,25 +15,22 @@ import (
 // syncRoutes reconciles the routes and policy rules of all remotes. Routes of an earlier
 // process are retained until their inputs are known: a device route until the device has
 // been verified, its source until this node's pod prefixes have been read.
-func (a *agent) syncRoutes(ctx context.Context) error {
-	if err := a.findRemoved(); err != nil {
-		return err
+func (h *host) syncRoutes(ctx context.Context) (effect, error) {
+	h.settled = false
+	if err := h.findRemoved(); err != nil {
+		return effect{}, err
 	}
-	// No route leads packets to a remote before the exit filter watches them. Its own loop
-	// reports a failure.
-	if !a.translates() || slices.ContainsFunc(a.remotes, func(r *remote) bool { return !r.exempted() }) {
-		_ = a.syncFilter(ctx)
-	}
-	want, err := a.wantedRoutes()
+	a := h.agent
+	want, err := h.wantedRoutes()
 	errs := []error{err}
 	var changes, copies routes.Changes
 	if want != nil {
-		changes, err = a.table.Sync(ctx, want)
+		changes, err = h.table.Sync(ctx, want)
 		errs = append(errs, err)
 	}
 	// The rules come second: once one is installed, only our own table decides.
-	fenced, err := a.table.Fence(ctx, a.guarded())
-	a.noteGuards(fenced.Subnets)
+	fenced, err := h.table.Fence(ctx, a.guarded())
+	h.noteGuards(fenced.Subnets)
 	for _, r := range a.remotes {
 		missing := func(s netip.Prefix) bool { return !slices.Contains(fenced.Subnets, s) }
 		if !slices.ContainsFunc(r.cfg.PodSubnets, missing) {
@@ -45,14 +41,14 @@ func (a *agent) syncRoutes(ctx context.Context) error {
 			r.passable.Store(true)
 		}
 		if !r.routed.Swap(true) {
-			r.peering.Fire()
+			a.happened(hostPrepared, r)
 		}
 	}
 	if err = errors.Join(append(errs, err)...); err == nil {
-		copies, err = a.table.RemoveCopies(ctx)
+		copies, err = h.table.RemoveCopies(ctx)
 	}
 	changed := changes != routes.Changes{} || fenced.Changes != routes.Changes{} || copies != routes.Changes{}
-	return errors.Join(err, a.routeRepairs.note(time.Now(), []any{want, a.guarded()}, changed, err))
+	return effect{[]any{want, a.guarded()}, changed}, err
 }
 
 // findShared finds the pod subnets that contain published endpoints of the remote's nodes,
@@ -66,7 +62,7 @@ func (r *remote) findShared() bool {
 		}
 	}
 	if !r.exempted() {
-		r.agent.filterTrigger.Fire()
+		r.agent.happened(sharedFound, r)
 		return false
 	}
 	return r.routed.Load()
@@ -77,7 +73,8 @@ func (r *remote) exempted() bool { return r.exempt.Load() == r.shared.Load() }
 
 // wantedRoutes returns the routes that all remotes need. With an error they may be nil:
 // then all routes are retained.
-func (a *agent) wantedRoutes() ([]routes.Route, error) {
+func (h *host) wantedRoutes() ([]routes.Route, error) {
+	a := h.agent
 	var (
 		all   []routes.Route // as if every link with a device's name were our device
 		unset []bool         // by remote: its device was not verified yet
@@ -95,16 +92,16 @@ func (a *agent) wantedRoutes() ([]routes.Route, error) {
 		all = append(all, routes.Desired(r.guarded(), i, nil)...)
 	}
 	all = append(all, routes.Desired(a.virtual(), 0, nil)...)
-	installed, err := a.table.Installed(all)
+	installed, err := h.table.Installed(all)
 	if err != nil {
 		return nil, err
 	}
-	src, settled, srcErr := a.routeSources(installed)
-	a.sources.Store(&src)
+	var srcErr error
+	h.src, h.settled, srcErr = a.routeSources(installed)
 	want := routes.Desired(a.virtual(), 0, nil)
 	for i, r := range a.remotes {
-		desired := routes.Desired(r.guarded(), index[i], src)
-		if unset[i] || !settled {
+		desired := routes.Desired(r.guarded(), index[i], h.src)
+		if unset[i] || !h.settled {
 			desired = routes.Retain(desired, installed, !unset[i])
 		}
 		want = append(want, desired...)

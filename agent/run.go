@@ -1,6 +1,8 @@
 // Package agent is semaphore-wireguard: it keeps a WireGuard mesh between this node and the
 // nodes of other clusters.
 //
+//	tasks.go      all loops: what triggers each, how often it runs, and its steps
+//	host.go       the steps of the node's passes, for all remotes together
 //	remote.go     the nodes of one remote and its device: peers, tunnel
 //	routes.go     routes to the remotes' pods and their guards, source addresses
 //	filter.go     packet filters: forged sources, and packets that would leave in plaintext

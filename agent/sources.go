@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/routes"
@@ -16,14 +15,14 @@ import (
 
 // syncSources assigns the source addresses of our routes to our devices, too, for
 // kube-proxy to masquerade with. While they are unknown, assigned addresses are retained.
-func (a *agent) syncSources(ctx context.Context) error {
-	src, settled, err := a.routeSources(nil)
-	if err != nil || !settled {
-		return err
+func (h *host) syncSources(ctx context.Context) (effect, error) {
+	if !h.settled {
+		return effect{}, nil
 	}
+	a := h.agent
 	links, err := tunnel.List(ctx)
 	if err != nil {
-		return err
+		return effect{}, err
 	}
 	var targets []routes.Target
 	for _, l := range links {
@@ -33,12 +32,10 @@ func (a *agent) syncSources(ctx context.Context) error {
 			}
 		}
 	}
-	addresses, unsourced := routes.DesiredAddresses(targets, src), a.unsourcedTargets(src)
-	changes, err := a.table.SyncAddresses(ctx, addresses)
+	addresses, unsourced := routes.DesiredAddresses(targets, h.src), a.unsourcedTargets(h.src)
+	changes, err := h.table.SyncAddresses(ctx, addresses)
 	changed, icmpErr := routes.SyncICMP(ctx, a.log, unsourced)
-	err = errors.Join(err, icmpErr)
-	changed = changed || changes != routes.Changes{}
-	return errors.Join(err, a.sourceRepairs.note(time.Now(), []any{addresses, unsourced}, changed, err))
+	return effect{[]any{addresses, unsourced}, changed || changes != routes.Changes{}}, errors.Join(err, icmpErr)
 }
 
 // unsourcedTargets returns the remotes' subnets of address families without a source of

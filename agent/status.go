@@ -10,7 +10,6 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/process"
-	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/peers/paths"
@@ -36,7 +35,7 @@ func (a *agent) status() any {
 	}
 	var packets routes.State
 	rep.Filter, rep.Exit, rep.Translation, packets = a.filterStatus(ctx)
-	rep.Removed = a.removed.report(time.Now(), packets.Stopped)
+	rep.Removed = a.host.removed.report(time.Now(), packets.Stopped)
 	if a.relayed != nil {
 		rep.Relay = a.relayed.leases(ctx)
 	}
@@ -52,7 +51,7 @@ func (a *agent) status() any {
 			rep.Remotes[i].Forged = &n
 		}
 		if n, known := packets.Stopped[r.device.Name()]; known {
-			last, recent := a.stops.last(time.Now(), r.device.Name())
+			last, recent := a.host.stops.last(time.Now(), r.device.Name())
 			rep.Remotes[i].Stopped, rep.Remotes[i].LastStopped, rep.Remotes[i].Stopping = &n, some(last), recent
 		}
 	}
@@ -73,14 +72,16 @@ func (a *agent) partConditions() []statuspage.Condition {
 		all = append(all, statuspage.Condition{Type: statuspage.Failing, Reason: statuspage.ReasonNotListening, Object: server, Message: err})
 	}
 	parts := []part{a.lock, a.self, a.prefixes, a.local.nodes}
-	for _, l := range a.loops {
-		parts = append(parts, l)
+	for _, t := range a.table {
+		for _, s := range t.steps {
+			parts = append(parts, s)
+			if s.Err() == nil && !s.passed.Load() && !a.lock.StandsBy() {
+				all = append(all, statuspage.Condition{Type: statuspage.Pending, Reason: statuspage.ReasonNotCompleted, Object: s.name})
+			}
+		}
 	}
 	for _, p := range parts {
 		all = append(all, failing(p)...)
-		if l, is := p.(*reconcile.Loop); is && l.Err() == nil && !l.Passed() && !a.lock.StandsBy() {
-			all = append(all, statuspage.Condition{Type: statuspage.Pending, Reason: statuspage.ReasonNotCompleted, Object: l.String()})
-		}
 	}
 	slices.SortStableFunc(all, func(x, y statuspage.Condition) int { return cmp.Compare(x.Object, y.Object) })
 	return all

@@ -2,17 +2,13 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"slices"
-	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/routes"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
-
-// underlaySpacing is the minimum interval between passes over the paths to the peers.
-const underlaySpacing = 2 * time.Second
 
 // fit is the result of the path MTUs for a remote's device.
 type fit struct {
@@ -23,16 +19,17 @@ type fit struct {
 // fitMTUs sets the devices' MTUs by the paths to their peers, unless configured, and
 // warns of configured ones that are too large. On the links of paths to peers inside pod
 // subnets a strict reverse path filter is made to consider marks.
-func (a *agent) fitMTUs(context.Context) error {
+func (h *host) fitMTUs(context.Context) (effect, error) {
+	a := h.agent
 	of := make([][]netip.Addr, len(a.remotes))
 	var all []netip.Addr
 	for i, r := range a.remotes {
-		of[i] = r.endpoints()
+		of[i] = *r.endpoints.Load()
 		all = append(all, of[i]...)
 	}
-	found, err := a.underlay.Paths(all)
+	found, err := h.underlay.Paths(all)
 	if err != nil {
-		return err
+		return effect{}, err
 	}
 	paths := make(map[netip.Addr]tunnel.UnderlayPath, len(found))
 	for _, p := range found {
@@ -51,17 +48,16 @@ func (a *agent) fitMTUs(context.Context) error {
 	for _, r := range a.remotes {
 		shared = append(shared, *r.shared.Load()...)
 	}
-	links := a.underlay.Links(func(to netip.Addr) bool {
+	links := h.underlay.Links(func(to netip.Addr) bool {
 		return to.Is4() && slices.ContainsFunc(shared, func(s netip.Prefix) bool { return s.Contains(to) })
 	})
-	changed, err := a.table.ConsiderMarks(links)
-	return errors.Join(err, a.pathRepairs.note(time.Now(), links, changed, err))
+	changed, err := h.table.ConsiderMarks(links)
+	return effect{links, changed}, err
 }
 
-// endpoints returns the published endpoint addresses of the remote's peers. When none is
-// published, peers may be anywhere: then it returns addresses behind the default routes.
-func (r *remote) endpoints() []netip.Addr {
-	peers := r.controller.State().Peers
+// endpointsOf returns the published endpoint addresses of peers. When none is published, peers may
+// be anywhere: then it returns addresses behind the default routes.
+func endpointsOf(peers []peers.Peer) []netip.Addr {
 	var addrs []netip.Addr
 	for i := range peers {
 		if endpoint := peers[i].Endpoint; endpoint.IsValid() {
@@ -86,7 +82,7 @@ func (r *remote) fitMTU(paths []tunnel.UnderlayPath) {
 		mtu = int(r.cfg.MTU)
 	} else if r.fitted.Swap(int64(mtu)) != int64(mtu) {
 		r.device.SetMTU(mtu)
-		r.linking.Fire()
+		r.agent.happened(linkChanged, r)
 	}
 	largest, narrowest, _ := tunnel.LargestMTU(paths)
 	now := fit{largest: largest, narrowest: narrowest.To}
@@ -95,16 +91,4 @@ func (r *remote) fitMTU(paths []tunnel.UnderlayPath) {
 			"cluster", r.cfg.Name, "device", r.device.Name(), "mtu", mtu, "largest", largest, "endpoint", now.narrowest)
 	}
 	r.fit.Store(&now)
-}
-
-// syncPeers reconciles the peers, once the routes are as they need, and triggers the check of
-// the paths to them.
-func (r *remote) syncPeers(ctx context.Context) error {
-	if !r.findShared() {
-		return nil
-	}
-	before := r.controller.State().Repairs
-	err := r.controller.Reconcile(ctx)
-	r.agent.fitting.Fire()
-	return errors.Join(err, r.peerRepairs.note(time.Now(), nil, r.controller.State().Repairs != before, err))
 }

@@ -41,7 +41,7 @@ func (a *agent) virtual() []netip.Prefix {
 
 // mapRefusal returns why the map can't be used, for which all remotes are refused.
 func (a *agent) mapRefusal() error {
-	if err := a.refusedMap.Load(); err != nil {
+	if err := a.admission.refusedMap.Load(); err != nil {
 		return *err
 	}
 	return nil
@@ -49,34 +49,35 @@ func (a *agent) mapRefusal() error {
 
 // checkMap refuses the map if a virtual subnet overlaps something that this node depends on.
 // Later addresses of the host count as little as for pod subnets of remotes, see checkSubnets.
-func (a *agent) checkMap(named, all []routes.Occupied) error {
+func (d *admission) checkMap(named, all []routes.Occupied) error {
 	occupied := all
-	if a.refusedMap.Load() != nil && a.mapRefusal() == nil {
+	if d.refusedMap.Load() != nil && d.agent.mapRefusal() == nil {
 		occupied = named
 	}
-	err := routes.Collision(a.cfg.PodSubnetsMap.Virtuals(), occupied)
+	err := routes.Collision(d.agent.cfg.PodSubnetsMap.Virtuals(), occupied)
 	if err != nil {
 		err = fmt.Errorf("SEMAPHORE_POD_SUBNETS_MAP: %w: map to subnets that are unused", err)
 	}
-	a.refusedMap.Store(&err)
+	d.refusedMap.Store(&err)
 	return err
 }
 
 // translates reports whether packets to remotes leave with addresses by which these know the
 // pods of this cluster.
-func (a *agent) translates() bool { return len(a.cfg.PodSubnetsMap) == 0 || a.translated.Load() }
+func (a *agent) translates() bool { return len(a.cfg.PodSubnetsMap) == 0 || a.host.translated.Load() }
 
 // noteTranslation reads whether the packet filter translates, after it was installed. What can't
 // be read doesn't change the answer.
-func (a *agent) noteTranslation(ctx context.Context, rules routes.Ruleset) {
+func (h *host) noteTranslation(ctx context.Context, rules routes.Ruleset) {
 	if len(rules.Map) == 0 {
 		return
 	}
-	state, err := a.filter.Status(ctx, rules)
+	a := h.agent
+	state, err := h.filter.Status(ctx, rules)
 	if err != nil && !errors.Is(err, routes.ErrNoFilter) {
 		return
 	}
-	if a.translated.Swap(state.Translation) == state.Translation {
+	if h.translated.Swap(state.Translation) == state.Translation {
 		return
 	}
 	if state.Translation {
@@ -84,23 +85,23 @@ func (a *agent) noteTranslation(ctx context.Context, rules routes.Ruleset) {
 	} else {
 		a.log.ErrorContext(ctx, "addresses of pods are no longer translated: packets to remotes are refused", "map", a.cfg.PodSubnetsMap.String())
 	}
-	a.routing.Fire()
-	a.publishing.Fire()
+	a.happened(translationChanged, nil)
 }
 
 // noteGuards notes whether the virtual subnets are guarded by policy rules.
-func (a *agent) noteGuards(fenced []netip.Prefix) {
+func (h *host) noteGuards(fenced []netip.Prefix) {
 	missing := func(s netip.Prefix) bool { return !slices.Contains(fenced, s) }
-	guarded := !slices.ContainsFunc(a.cfg.PodSubnetsMap.Virtuals(), missing)
-	if len(a.cfg.PodSubnetsMap) > 0 && guarded && !a.guardsVirtual.Swap(true) {
-		a.publishing.Fire()
+	virtual := h.agent.cfg.PodSubnetsMap.Virtuals()
+	guarded := !slices.ContainsFunc(virtual, missing)
+	if len(virtual) > 0 && guarded && !h.guardsVirtual.Swap(true) {
+		h.agent.happened(translationChanged, nil)
 	}
 }
 
 // publish publishes this node. With a map it waits until packets that others then send are
 // translated, and the guards refuse those that aren't.
 func (a *agent) publish(ctx context.Context) error {
-	if len(a.cfg.PodSubnetsMap) > 0 && (!a.translated.Load() || !a.guardsVirtual.Load()) {
+	if len(a.cfg.PodSubnetsMap) > 0 && (!a.host.translated.Load() || !a.host.guardsVirtual.Load()) {
 		return nil
 	}
 	return a.publisher.Reconcile(ctx)

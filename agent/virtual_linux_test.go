@@ -212,10 +212,10 @@ func TestMapWithoutNetfilter(t *testing.T) {
 		check(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "peer"}), setUp(device), setUp("peer"))
 		index, err := tunnel.Index(device)
 		check(t, err)
-		_, err = a.table.Sync(t.Context(), routes.Desired([]netip.Prefix{subnet}, index, nil))
+		_, err = a.host.table.Sync(t.Context(), routes.Desired([]netip.Prefix{subnet}, index, nil))
 		check(t, err)
 		left := func() (into, guards int) {
-			installed, err := a.table.Installed(routes.Desired([]netip.Prefix{subnet, own}, index, nil))
+			installed, err := a.host.table.Installed(routes.Desired([]netip.Prefix{subnet, own}, index, nil))
 			check(t, err)
 			for _, r := range installed {
 				if r.Device == index {
@@ -227,15 +227,22 @@ func TestMapWithoutNetfilter(t *testing.T) {
 			}
 			return into, guards
 		}
-		check(t, a.syncRoutes(t.Context()))
+		sync := func() (filterErr, routesErr error) {
+			_, filterErr = a.host.syncFilter(t.Context())
+			_, routesErr = a.host.syncRoutes(t.Context())
+			return filterErr, routesErr
+		}
+		filterErr, routesErr := sync()
+		check(t, filterErr, routesErr)
 		if into, guards := left(); !a.translates() || into == 0 || guards == 0 {
 			t.Errorf("with nf_tables: translates %v, %d routes into the tunnel, %d guards", a.translates(), into, guards)
 		}
 		check(t, nstest.WithoutNetfilter(nstest.Current(t), func() error {
-			if err := a.syncFilter(t.Context()); !errors.Is(err, routes.ErrNoFilter) {
-				t.Errorf("error %v, want %v", err, routes.ErrNoFilter)
+			filterErr, routesErr := sync()
+			if !errors.Is(filterErr, routes.ErrNoFilter) {
+				t.Errorf("error %v, want %v", filterErr, routes.ErrNoFilter)
 			}
-			return a.syncRoutes(t.Context())
+			return routesErr
 		}))
 		if into, guards := left(); a.translates() || into > 0 || guards == 0 {
 			t.Errorf("without nf_tables: translates %v, %d routes into the tunnel, %d guards", a.translates(), into, guards)

@@ -44,12 +44,9 @@ type ControllerConfig struct {
 	Source  Source
 	// Rules returns the current bounds of trust.
 	Rules func() Rules
-	// Fresh, unless nil, is called when Reconcile has configured new peers, for
-	// Rehandshake. It must not block.
-	Fresh func()
-	// Prober, PathChanged and Renew are Prober, Changed and Renew of paths.Config.
-	Prober             func() (paths.Prober, error)
-	PathChanged, Renew func()
+	// Prober, PathChanged and Wake are Prober, Changed and Wake of paths.Config.
+	Prober            func() (paths.Prober, error)
+	PathChanged, Wake func()
 
 	Store  *Store
 	Logger *slog.Logger
@@ -99,7 +96,7 @@ type State struct {
 func NewController(cfg ControllerConfig) *Controller {
 	log := cfg.Logger.With("cluster", cfg.Cluster, "device", cfg.Device.Name())
 	c := &Controller{
-		Monitor:  paths.NewMonitor(paths.Config{Device: cfg.Device, Prober: cfg.Prober, Changed: cfg.PathChanged, Renew: cfg.Renew, Logger: log}),
+		Monitor:  paths.NewMonitor(paths.Config{Device: cfg.Device, Prober: cfg.Prober, Changed: cfg.PathChanged, Wake: cfg.Wake, Logger: log}),
 		cfg:      cfg,
 		log:      log,
 		rejected: map[Rejection]struct{}{},
@@ -204,7 +201,6 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 			// The device lost its peers.
 			configured, fresh = configuredSince(before, previous, peers, false)
 		}
-		defer c.notifyFresh()
 	}
 	c.index = index
 	state := &State{Origin: origin, Peers: peers, Rejected: rejected, Configured: configured, Disputed: accepted.disputed, Repairs: previous.Repairs}
@@ -250,13 +246,6 @@ func configuredSince(now time.Time, before *State, peers []Peer, same bool) (con
 		configured[key] = at
 	}
 	return configured, fresh
-}
-
-// notifyFresh signals new peers.
-func (c *Controller) notifyFresh() {
-	if c.cfg.Fresh != nil {
-		c.cfg.Fresh()
-	}
 }
 
 // Save writes to disk what Reconcile applied since the last call. It may run

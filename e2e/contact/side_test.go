@@ -179,7 +179,7 @@ func (s *side) open(cfg tunnel.Config) (tunnel.Key, error) {
 			}
 			return rules
 		},
-		Fresh:  contacting.Fire,
+		Wake:   contacting.Fire,
 		Store:  peers.NewStore(cfg.KeyPath, cfg.Name, "other"),
 		Logger: cfg.Logger,
 	})
@@ -189,7 +189,7 @@ func (s *side) open(cfg tunnel.Config) (tunnel.Key, error) {
 			Name: "peers", Reconcile: s.controller.Reconcile, Trigger: s.peering, MinInterval: 20 * time.Millisecond, Logger: cfg.Logger,
 		}),
 		reconcile.NewLoop(reconcile.Config{
-			Name: "handshakes", Reconcile: s.controller.Rehandshake, Trigger: contacting, Due: s.controller.RehandshakeDue, Logger: cfg.Logger,
+			Name: "sessions", Reconcile: s.controller.Tend, Trigger: contacting, Due: s.controller.TendDue, Logger: cfg.Logger,
 		}),
 	}
 	ctx, cancel := context.WithCancel(context.Background())

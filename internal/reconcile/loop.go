@@ -50,6 +50,8 @@ type Config struct {
 	// BackoffMin is the least wait after a failed pass; 0: that of Backoff. An event shortens
 	// the wait to it, because it may have fixed the cause.
 	BackoffMin time.Duration
+	// BackoffMax is the longest wait after a failed pass; 0: that of Backoff.
+	BackoffMax time.Duration
 	// Logger gets an error when it appears, changes and ends; repetitions at level debug.
 	Logger *slog.Logger
 	// Observe, if set, is called with duration and outcome of each pass.
@@ -73,7 +75,7 @@ type Loop struct {
 
 // NewLoop returns a loop.
 func NewLoop(cfg Config) *Loop {
-	l := &Loop{cfg: cfg, processor: processorTime, backoff: Backoff{Min: cfg.BackoffMin}, outcomes: &errlog.Log{
+	l := &Loop{cfg: cfg, processor: processorTime, backoff: Backoff{Min: cfg.BackoffMin, Max: cfg.BackoffMax}, outcomes: &errlog.Log{
 		Logger: cfg.Logger, Level: slog.LevelError, Failing: "reconciliation failing", Over: "reconciliation recovered",
 	}}
 	l.cfg.BackoffMin, _ = l.backoff.bounds()

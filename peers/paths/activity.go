@@ -8,19 +8,16 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// ListenSpacing is the interval at which to call Listen.
-const ListenSpacing = 10 * time.Second
+// listenSpacing is the interval at which Tend listens.
+const listenSpacing = 10 * time.Second
 
-// Listen records which peers were heard since the last call, and sends a keepalive to
+// listen records which peers were heard since the last call, and sends a keepalive to
 // those with a session that were sent nothing meanwhile. WireGuard's persistent keepalives
 // aren't enough: one that arrives defers the receiver's own, so that on an idle tunnel
 // only one side sends until the session is renewed after two minutes. With agents like
-// this one on both sides each hears the other at least every 20 s. Listen reads the whole
-// device, and may run concurrently with Set, but not with itself.
-func (m *Monitor) Listen(ctx context.Context) error {
-	if _, exists := m.cfg.Device.Index(); !exists {
-		return nil
-	}
+// this one on both sides each hears the other at least every 20 s. listen reads the whole
+// device.
+func (m *Monitor) listen(ctx context.Context) error {
 	now := time.Now()
 	seen := make(map[tunnel.Key]bool)
 	_, err := m.cfg.Device.Nudge(ctx, func(p tunnel.PeerStatus) tunnel.Nudge {

@@ -54,15 +54,11 @@ const (
 	longestPause = time.Second
 )
 
-// Rehandshake establishes the first sessions with peers that this process has configured:
+// rehandshake establishes the first sessions with peers that this process has configured:
 // it restarts the handshake with silent peers, and confirms sessions until both sides have
 // received something, see [tunnel.Device.Nudge]. Peers that had a session when they were
-// configured are left alone. Call it after Set with new peers and at RehandshakeDue.
-// It may run concurrently with Set, but not with itself.
-func (m *Monitor) Rehandshake(ctx context.Context) error {
-	if _, exists := m.cfg.Device.Index(); !exists {
-		return nil
-	}
+// configured are left alone.
+func (m *Monitor) rehandshake(ctx context.Context) error {
 	m.handshakes.takeArrivals()
 	started := time.Now()
 	due := m.handshakes.due(started)
@@ -97,16 +93,12 @@ func (m *Monitor) Rehandshake(ctx context.Context) error {
 	return nil
 }
 
-// RehandshakeDue returns when Rehandshake is due; zero when there are no new peers. It
-// must not run concurrently with Rehandshake.
-func (m *Monitor) RehandshakeDue() time.Time { return m.handshakes.nextDue() }
-
 // handshakes is the state of the first handshakes with new peers.
 type handshakes struct {
 	mu       sync.Mutex
 	arrivals map[tunnel.Key]*newPeer
 
-	// Owned by Rehandshake.
+	// Owned by Tend.
 
 	fresh     map[tunnel.Key]*newPeer
 	notBefore time.Time // earliest next pass

@@ -128,7 +128,7 @@ func TestResetsPerPassAreBounded(t *testing.T) {
 		seen := map[tunnel.Key]int{}
 		for range 3 {
 			d.resets = nil
-			if err := m.Rehandshake(t.Context()); err != nil {
+			if err := m.rehandshake(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if len(d.resets) != nudgeBurst {

@@ -33,7 +33,7 @@ func Healths() []Health {
 const (
 	sessionEnds      = 180 * time.Second
 	handshakeGivenUp = 90 * time.Second
-	// silentAfter tolerates one lost keepalive, see Listen.
+	// silentAfter tolerates one lost keepalive, see Monitor.Tend.
 	silentAfter = 45 * time.Second
 )
 

@@ -51,10 +51,10 @@ type Config struct {
 	// Prober opens a prober of the device's peers, which the Monitor closes; nil: peers are
 	// not probed.
 	Prober func() (Prober, error)
-	// Changed, unless nil, is called when Probe has changed the state of a path, and Renew
-	// when the method Renew is due. They must not block.
-	Changed, Renew func()
-	Logger         *slog.Logger
+	// Changed, unless nil, is called when Probe has changed the state of a path, and Wake when
+	// Tend is due. They must not block.
+	Changed, Wake func()
+	Logger        *slog.Logger
 }
 
 // Monitor judges the paths to the peers of one device, by probes and by WireGuard's status.
@@ -65,8 +65,7 @@ type Monitor struct {
 	activity   activity
 	table      table
 	probing    probing
-	// The earliest and the next time of Renew, which owns them.
-	renewAfter, renewDue time.Time
+	tending    tending
 
 	unprobed atomic.Pointer[string] // why; nil: peers are probed
 }
@@ -86,11 +85,14 @@ type Peer struct {
 }
 
 // Set replaces the peers of the device, whose public key is own. Known peers keep their
-// state. With those in fresh, which were configured just now, Rehandshake establishes
+// state. With those in fresh, which were configured just now, Tend establishes
 // sessions.
 func (m *Monitor) Set(now time.Time, own tunnel.Key, peers []Peer, fresh map[tunnel.Key]struct{}) {
 	m.handshakes.add(own, peers, fresh)
 	m.table.set(now, own, peers)
+	if len(fresh) > 0 {
+		m.wake()
+	}
 }
 
 // probing is the open prober of a device. It is owned by Probe.
@@ -136,8 +138,9 @@ func (m *Monitor) Probe(context.Context) error {
 	if (changed || judged) && m.cfg.Changed != nil {
 		m.cfg.Changed()
 	}
-	if handshakes && m.cfg.Renew != nil {
-		m.cfg.Renew()
+	if handshakes {
+		m.tending.renew.Store(true)
+		m.wake()
 	}
 	return err
 }
@@ -216,41 +219,6 @@ func (m *Monitor) Unprobed() string {
 	}
 	return ""
 }
-
-// Renew sends handshakes to peers that no longer answer probes, or that are down, see
-// [Device.Nudge]. It reads the whole device, and may run concurrently with everything but
-// itself. Call it after Config.Renew and at RenewDue.
-func (m *Monitor) Renew(ctx context.Context) error {
-	if _, exists := m.cfg.Device.Index(); !exists || time.Now().Before(m.renewAfter) {
-		return nil
-	}
-	started := time.Now()
-	begun, read := 0, 0
-	_, err := m.cfg.Device.Nudge(ctx, func(p tunnel.PeerStatus) tunnel.Nudge {
-		read++
-		m.readPath(started, &p)
-		if begun >= nudgeBurst {
-			return tunnel.NudgeNone
-		}
-		do := m.table.nudge(started, p.PublicKey)
-		if do != tunnel.NudgeNone {
-			begun++
-		}
-		return do
-	})
-	took := time.Since(started)
-	m.renewAfter = started.Add(max(verifyAgain, min(readRest*took, time.Duration(read)*pausePerPeer)))
-	m.renewDue = time.Time{}
-	if begun > 0 {
-		m.cfg.Logger.Debug("handshakes sent to unresponsive peers", "peers", begun)
-		m.renewDue = m.renewAfter
-	}
-	return err
-}
-
-// RenewDue returns when Renew is due without Config.Renew; zero: never. It must
-// not run concurrently with Renew.
-func (m *Monitor) RenewDue() time.Time { return m.renewDue }
 
 // Paths returns the paths to all peers, sorted by node.
 func (m *Monitor) Paths() []Path { return m.table.export() }

@@ -43,7 +43,7 @@ const (
 	// alarmSpacing is the minimum interval of probing all peers because one of them seems
 	// to be down.
 	alarmSpacing = 5 * time.Second
-	// usedBytes is the traffic per ListenSpacing from which on a path counts as used: more
+	// usedBytes is the traffic per listenSpacing from which on a path counts as used: more
 	// than probes, answers, keepalives and handshakes.
 	usedBytes = 10 << 10
 )
@@ -300,7 +300,7 @@ func (ps *table) updateStatus(now time.Time, s *tunnel.PeerStatus, heard time.Ti
 }
 
 // updateTraffic sets whether a path is used, from a peer's counters; it is called every
-// ListenSpacing.
+// listenSpacing.
 func (ps *table) updateTraffic(s *tunnel.PeerStatus) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()

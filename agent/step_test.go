@@ -1,9 +1,11 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,7 +20,7 @@ func TestRepairsAreCountedWhileTheDesiredStateStays(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	pass := func(want string, changed bool, err error) bool {
 		now = now.Add(time.Second)
-		return r.note(now, want, changed, err) != nil
+		return r.note(now, effect{want, changed}, err) != nil
 	}
 	for range 20 {
 		if pass("a", false, nil) || pass("b", true, nil) || pass("a", true, nil) || pass("a", true, errors.New("x")) || pass("a", true, nil) {
@@ -51,10 +53,10 @@ func TestRepairsAreCountedWhileTheDesiredStateStays(t *testing.T) {
 func TestSlowRepairsAreCounted(t *testing.T) {
 	r := testRepairs()
 	now := time.Unix(1e9, 0)
-	_ = r.note(now, "a", true, nil)
+	_ = r.note(now, effect{"a", true}, nil)
 	for i := range 20 {
 		now = now.Add(slowPass)
-		if fault := r.note(now, "a", true, nil); (fault != nil) != (i >= mostRepairs) {
+		if fault := r.note(now, effect{"a", true}, nil); (fault != nil) != (i >= mostRepairs) {
 			t.Fatalf("repair %d, one in %v: %v", i+1, slowPass, fault)
 		}
 	}
@@ -72,7 +74,7 @@ func TestRepairsHaveABoundedRate(t *testing.T) {
 			Reconcile: func(context.Context) error {
 				made++
 				trigger.Fire()
-				return r.note(time.Now(), "routes", true, nil)
+				return r.note(time.Now(), effect{"routes", true}, nil)
 			},
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -82,6 +84,54 @@ func TestRepairsHaveABoundedRate(t *testing.T) {
 		}
 		if made < 20 || made > 50 || loop.Err() == nil {
 			t.Errorf("%d repairs in 20 s, error %v; want two a second at most", made, loop.Err())
+		}
+	})
+}
+
+// TestStepsOfAPass runs passes of a task with a step that fails, one that isn't concerned by all
+// changes, and a last one.
+func TestStepsOfAPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var logs bytes.Buffer
+		a := &agent{metrics: newLoopMetrics(), log: slog.New(slog.NewTextHandler(&logs, nil))}
+		var made []string
+		fails := map[string]error{}
+		newStep := func(name string, on change) *step {
+			s := a.step(name, func(context.Context) error {
+				made = append(made, name)
+				return fails[name]
+			})
+			s.on = on
+			return s
+		}
+		of := &task{name: "x", steps: []*step{newStep("first", 0), newStep("link", linkChanged), newStep("last", 0)}}
+		pass := func(what string, after change, want string) {
+			t.Helper()
+			made = nil
+			of.after.Store(uint64(after))
+			err := of.pass(t.Context())
+			if got := strings.Join(made, " "); got != want || (err != nil) != (len(fails) > 0) {
+				t.Errorf("%s: %q, %v, want %q", what, got, err, want)
+			}
+		}
+		pass("the first one", nodesChanged, "first link last")
+		pass("what doesn't concern the link", nodesChanged, "first last")
+		pass("what does", nodesChanged|linkChanged, "first link last")
+		fails["first"] = errors.New("no route")
+		pass("a step fails", linkChanged, "first link last")
+		if err := of.steps[0].Err(); !errors.Is(err, fails["first"]) || of.steps[2].Err() != nil {
+			t.Errorf("errors %v, %v", err, of.steps[2].Err())
+		}
+		fails = map[string]error{"link": errors.New("no engine")}
+		pass("another one", linkChanged, "first link last")
+		pass("it is made again", 0, "first link last")
+		fails = map[string]error{}
+		pass("until it doesn't", 0, "first link last")
+		pass("then no more", 0, "first last")
+		time.Sleep(slowPass)
+		pass("but for once in a while", 0, "first link last")
+		if n := strings.Count(logs.String(), "loop=first"); n != 2 {
+			t.Errorf("logged %d times:\n%s", n, logs.String())
 		}
 	})
 }
