@@ -136,7 +136,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		readSelf = kube.PollNode(client, cfg.NodeName, func() time.Duration { return selfPeriod + a.local.spread() })
 	}
 	a.self = kube.NewWatch(kube.WatchConfig[peers.Self]{
-		Cluster: cfg.ClusterName, Server: server, Kind: "own node", Object: &corev1.Node{},
+		Cluster: cfg.ClusterName, Server: server, Kind: "own node",
 		ListWatch: readSelf,
 		Keep: func(obj runtime.Object) (peers.Self, bool) {
 			n, ok := obj.(*corev1.Node)

@@ -63,7 +63,7 @@ func newLocal(cfg *config.Wireguard, client kube.Client, server *kube.Server, re
 		return l
 	}
 	nodes := kube.NewWatch(kube.WatchConfig[peers.LocalNode]{
-		Cluster: cfg.ClusterName, Server: server, Kind: "nodes", Object: &corev1.Node{},
+		Cluster: cfg.ClusterName, Server: server, Kind: "nodes",
 		ListWatch: kube.ListWatch(kube.Of(func() (kube.Client, error) { return client, nil }, kube.Nodes), nil),
 		Keep: func(obj runtime.Object) (peers.LocalNode, bool) {
 			n, ok := obj.(*corev1.Node)

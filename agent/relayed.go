@@ -130,7 +130,7 @@ func newRelayed(cfg *config.Wireguard, client kube.Client, server *kube.Server, 
 		most[remote.Name] = remote.MaxPrefixes
 	}
 	r.watch = kube.NewWatch(kube.WatchConfig[*relayedObject]{
-		Cluster: cfg.ClusterName, Server: server, Kind: v1alpha1.Resource, Object: &v1alpha1.WireguardPeers{},
+		Cluster: cfg.ClusterName, Server: server, Kind: v1alpha1.Resource,
 		ListWatch: kube.ListWatch(kube.Of(
 			func() (kube.Client, error) { return client, nil },
 			func(c kube.Client) kube.Resource[*v1alpha1.WireguardPeersList] {

@@ -256,7 +256,7 @@ func TestOwnNodeIsRequested(t *testing.T) {
 			t.Fatal(err)
 		}
 		w := kube.NewWatch(kube.WatchConfig[string]{
-			Cluster: "aws", Kind: "own node", Object: &corev1.Node{},
+			Cluster: "aws", Kind: "own node",
 			ListWatch: kube.PollNode(client, "aws-1", func() time.Duration { return 10 * time.Second }),
 			Keep:      func(o runtime.Object) (string, bool) { return o.(*corev1.Node).Labels["l"], true },
 			Logger:    slog.New(slog.DiscardHandler), Metrics: kube.NewMetrics("test", "test_failures_total"),

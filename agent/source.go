@@ -31,7 +31,7 @@ type nodeSource interface {
 type direct struct {
 	*kube.Watch[*peers.Node]
 	cluster string
-	reader  *kube.NodeReader
+	reader  *kube.Reader
 	spread  func() time.Duration
 	whole   time.Time // when to read whole nodes; zero: metadata suffices, or they are read
 	log     *slog.Logger
@@ -45,14 +45,14 @@ func newDirect(a *agent, cfg *config.Remote, changed func(), metrics *kube.Metri
 	return &direct{
 		Watch: kube.NewWatch(kube.WatchConfig[*peers.Node]{
 			Cluster: cfg.Name, Kind: "nodes",
-			ListWatch: reader,
-			Keep:      keepNode(a.cfg.ClusterName, cfg),
-			Equal:     (*peers.Node).Equal,
-			Notify:    changed,
-			Spread:    a.local.spread,
-			Bounds:    bounds,
-			Logger:    a.log,
-			Metrics:   metrics,
+			Reader:  reader,
+			Keep:    keepNode(a.cfg.ClusterName, cfg),
+			Equal:   (*peers.Node).Equal,
+			Notify:  changed,
+			Spread:  a.local.spread,
+			Bounds:  bounds,
+			Logger:  a.log,
+			Metrics: metrics,
 		}),
 		cluster: cfg.Name, reader: reader, spread: a.local.spread, log: a.log,
 	}
@@ -75,7 +75,7 @@ func (d *direct) Decided(now time.Time, undecided bool) (again time.Time) {
 	return d.whole
 }
 
-// keepNode returns a function that trims what a kube.NodeReader reads.
+// keepNode returns a function that trims what kube.NewNodeReader reads.
 func keepNode(local string, cfg *config.Remote) func(runtime.Object) (*peers.Node, bool) {
 	whole, bare := peers.NodeFor(local, cfg.MaxPrefixes, cfg.PodSubnetsMap), peers.BareNodeFor(local, cfg.MaxPrefixes)
 	return func(object runtime.Object) (*peers.Node, bool) {

@@ -51,7 +51,7 @@ func (c *Controller) newMulticluster() *multicluster {
 	if c.cfg.MultiClusterRequired {
 		m.detect.log.Level = slog.LevelError
 	}
-	m.imports = localFeed(c, "service imports", &v1beta1.ServiceImport{}, func(client kube.Client) kube.Resource[*v1beta1.ServiceImportList] {
+	m.imports = localFeed(c, "service imports", func(client kube.Client) kube.Resource[*v1beta1.ServiceImportList] {
 		return client.ServiceImports(metav1.NamespaceAll)
 	}, nil, func(obj runtime.Object) *ObservedImport {
 		if i, ok := obj.(*v1beta1.ServiceImport); ok {
@@ -60,13 +60,13 @@ func (c *Controller) newMulticluster() *multicluster {
 		return nil
 	})
 	ours := func(options *metav1.ListOptions) { options.LabelSelector = mcs.LabelImported + "=" + labelValue }
-	m.services = localFeed(c, "derived services", &corev1.Service{}, servicesOf(metav1.NamespaceAll), ours, func(obj runtime.Object) *ObservedService {
+	m.services = localFeed(c, "derived services", servicesOf(metav1.NamespaceAll), ours, func(obj runtime.Object) *ObservedService {
 		if s, ok := obj.(*corev1.Service); ok {
 			return sums.observedDerived(s)
 		}
 		return nil
 	})
-	m.slices = localFeed(c, "endpointslices of imports", &discoveryv1.EndpointSlice{}, slicesOf(metav1.NamespaceAll), func(options *metav1.ListOptions) {
+	m.slices = localFeed(c, "endpointslices of imports", slicesOf(metav1.NamespaceAll), func(options *metav1.ListOptions) {
 		options.LabelSelector = discoveryv1.LabelManagedBy + "=" + managedBy + "," + mcs.LabelSourceCluster
 	}, func(obj runtime.Object) *ObservedSlice {
 		if s, ok := obj.(*discoveryv1.EndpointSlice); ok {
@@ -74,7 +74,7 @@ func (c *Controller) newMulticluster() *multicluster {
 		}
 		return nil
 	})
-	m.namespaces = localFeed(c, "namespaces", &corev1.Namespace{}, func(client kube.Client) kube.Resource[*corev1.NamespaceList] {
+	m.namespaces = localFeed(c, "namespaces", func(client kube.Client) kube.Resource[*corev1.NamespaceList] {
 		return client.Namespaces()
 	}, nil, func(obj runtime.Object) *namespaceState {
 		if n, ok := obj.(*corev1.Namespace); ok {

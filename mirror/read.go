@@ -99,10 +99,10 @@ type localFeeds struct {
 }
 
 // localFeed returns a feed of objects of the local cluster.
-func localFeed[T any, L runtime.Object](c *Controller, kind string, object runtime.Object, resource func(kube.Client) kube.Resource[L], restrict func(*metav1.ListOptions), keep func(runtime.Object) *T) *kube.Feed[T] {
+func localFeed[T any, L runtime.Object](c *Controller, kind string, resource func(kube.Client) kube.Resource[L], restrict func(*metav1.ListOptions), keep func(runtime.Object) *T) *kube.Feed[T] {
 	client := func() (kube.Client, error) { return c.cfg.Client, nil }
 	return kube.NewFeed(kube.WatchConfig[*T]{
-		Cluster: c.cfg.Cluster, Kind: kind, Object: object,
+		Cluster: c.cfg.Cluster, Kind: kind,
 		ListWatch: kube.ListWatch(kube.Of(client, resource), restrict),
 		Keep: func(obj runtime.Object) (*T, bool) {
 			o := keep(obj)
@@ -118,13 +118,13 @@ func (c *Controller) newLocalFeeds() *localFeeds {
 		zones: map[string]int{}, faults: map[string]error{},
 		hinted: c.cfg.GlobalSelector != nil && c.cfg.LocalFirstSelector != nil,
 	}
-	h.services = localFeed(c, "own services", &corev1.Service{}, servicesOf(c.cfg.Namespace), nil, func(obj runtime.Object) *ObservedService {
+	h.services = localFeed(c, "own services", servicesOf(c.cfg.Namespace), nil, func(obj runtime.Object) *ObservedService {
 		if s, ok := obj.(*corev1.Service); ok {
 			return sums.observedService(s)
 		}
 		return nil
 	})
-	h.slices = localFeed(c, "own endpointslices", &discoveryv1.EndpointSlice{}, slicesOf(c.cfg.Namespace), nil, func(obj runtime.Object) *ObservedSlice {
+	h.slices = localFeed(c, "own endpointslices", slicesOf(c.cfg.Namespace), nil, func(obj runtime.Object) *ObservedSlice {
 		if s, ok := obj.(*discoveryv1.EndpointSlice); ok {
 			return sums.observedSlice(s)
 		}

@@ -45,7 +45,7 @@ func equalReports(a, b *seenReport) bool {
 func (c *Controller) newNodes() *kube.Feed[localNode] {
 	client := func() (kube.Client, error) { return c.cfg.Client, nil }
 	return kube.NewFeed(kube.WatchConfig[*localNode]{
-		Cluster: c.cfg.Cluster, Kind: "nodes", Object: &corev1.Node{},
+		Cluster: c.cfg.Cluster, Kind: "nodes",
 		ListWatch: kube.ListWatch(kube.Of(client, kube.Nodes), nil),
 		Keep: func(obj runtime.Object) (*localNode, bool) {
 			n, ok := obj.(*corev1.Node)
@@ -80,7 +80,7 @@ func (c *Controller) newReports() *kube.Feed[seenReport] {
 	}
 	client := func() (kube.Client, error) { return c.cfg.Client, nil }
 	return kube.NewFeed(kube.WatchConfig[*seenReport]{
-		Cluster: c.cfg.Cluster, Kind: "path reports", Object: &coordinationv1.Lease{},
+		Cluster: c.cfg.Cluster, Kind: "path reports",
 		ListWatch: kube.ListWatch(kube.Of(client, leasesOf(c.cfg.ReportNamespace)), labelled),
 		Keep:      keepReport, Equal: equalReports,
 		Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,

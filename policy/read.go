@@ -133,8 +133,8 @@ func newPods(cfg *Config, r *RemoteConfig, server *kube.Server, notify func()) *
 	label := cfg.Labels.Pod()
 	keep := PodFor(label)
 	return kube.NewFeed(kube.WatchConfig[*Pod]{
-		Cluster: r.Rules.Cluster, Server: server, Kind: "pods", Object: &corev1.Pod{},
-		ListWatch: kube.ReadPods(r.Client, func(options *metav1.ListOptions) { options.LabelSelector = label }),
+		Cluster: r.Rules.Cluster, Server: server, Kind: "pods",
+		Reader: kube.ReadPods(r.Client, func(options *metav1.ListOptions) { options.LabelSelector = label }),
 		Keep: func(obj runtime.Object) (*Pod, bool) {
 			pod, ok := obj.(*corev1.Pod)
 			if !ok {
@@ -151,7 +151,7 @@ func newPods(cfg *Config, r *RemoteConfig, server *kube.Server, notify func()) *
 // newSets returns a feed of all network sets of the local cluster.
 func newSets(cfg *Config, notify func()) *kube.Feed[Observed] {
 	return kube.NewFeed(kube.WatchConfig[*Observed]{
-		Cluster: cfg.Cluster, Kind: kube.NetworkSets, Object: &calico.GlobalNetworkSet{},
+		Cluster: cfg.Cluster, Kind: kube.NetworkSets,
 		ListWatch: kube.ListWatch(cfg.Calico.resource, nil),
 		Keep: func(obj runtime.Object) (*Observed, bool) {
 			set, ok := obj.(*calico.GlobalNetworkSet)

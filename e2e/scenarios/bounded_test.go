@@ -13,14 +13,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
@@ -32,14 +30,13 @@ import (
 // bounded is a kind that the watches of a remote read, with bounds.
 type bounded struct {
 	kind   string
-	object runtime.Object
-	list   func(client func() (kube.Client, error)) cache.ListerWatcher
+	reader func(client func() (kube.Client, error)) *kube.Reader
 	direct func(ctx context.Context, c kubernetes.Interface) (runtime.Object, error)
 	// read removes what isn't read of an object.
 	read func(runtime.Object)
 }
 
-func nodeReader(client func() (kube.Client, error), whole bool) *kube.NodeReader {
+func nodeReader(client func() (kube.Client, error), whole bool) *kube.Reader {
 	r := kube.NewNodeReader(client, func(*metav1.PartialObjectMetadata) bool { return true })
 	r.SetWhole(whole)
 	return r
@@ -49,8 +46,8 @@ func boundedKinds() []bounded {
 	type source = func() (kube.Client, error)
 	return []bounded{
 		{
-			"nodes", &corev1.Node{},
-			func(c source) cache.ListerWatcher { return nodeReader(c, true) },
+			"nodes",
+			func(c source) *kube.Reader { return nodeReader(c, true) },
 			func(ctx context.Context, c kubernetes.Interface) (runtime.Object, error) {
 				return c.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 			},
@@ -61,8 +58,8 @@ func boundedKinds() []bounded {
 			},
 		},
 		{
-			"metadata of nodes", nil,
-			func(c source) cache.ListerWatcher { return nodeReader(c, false) },
+			"metadata of nodes",
+			func(c source) *kube.Reader { return nodeReader(c, false) },
 			func(ctx context.Context, c kubernetes.Interface) (runtime.Object, error) {
 				nodes, err := c.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 				if err != nil {
@@ -77,8 +74,8 @@ func boundedKinds() []bounded {
 			func(runtime.Object) {},
 		},
 		{
-			"services", &corev1.Service{},
-			func(c source) cache.ListerWatcher { return kube.ReadServices(c, "", nil) },
+			"services",
+			func(c source) *kube.Reader { return kube.ReadServices(c, "", nil) },
 			func(ctx context.Context, c kubernetes.Interface) (runtime.Object, error) {
 				return c.CoreV1().Services("").List(ctx, metav1.ListOptions{})
 			},
@@ -88,8 +85,8 @@ func boundedKinds() []bounded {
 			},
 		},
 		{
-			"endpointslices", &discoveryv1.EndpointSlice{},
-			func(c source) cache.ListerWatcher { return kube.ReadEndpointSlices(c, "", nil) },
+			"endpointslices",
+			func(c source) *kube.Reader { return kube.ReadEndpointSlices(c, nil) },
 			func(ctx context.Context, c kubernetes.Interface) (runtime.Object, error) {
 				return c.DiscoveryV1().EndpointSlices("").List(ctx, metav1.ListOptions{})
 			},
@@ -136,10 +133,10 @@ func compareBounded(t *testing.T, c *testbed.Cluster, access config.Access, boun
 	must(t, err)
 	var log logtest.Buffer
 	w := kube.NewWatch(kube.WatchConfig[runtime.Object]{
-		Cluster: c.Name, Kind: k.kind, Object: k.object, Bounds: bounds,
-		ListWatch: k.list(func() (kube.Client, error) { return client, nil }),
-		Keep:      func(obj runtime.Object) (runtime.Object, bool) { return obj, true },
-		Logger:    slog.New(slog.NewTextHandler(&log, nil)),
+		Cluster: c.Name, Kind: k.kind, Bounds: bounds,
+		Reader: k.reader(func() (kube.Client, error) { return client, nil }),
+		Keep:   func(obj runtime.Object) (runtime.Object, bool) { return obj, true },
+		Logger: slog.New(slog.NewTextHandler(&log, nil)),
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup

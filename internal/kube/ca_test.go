@@ -232,7 +232,7 @@ func TestErrorsOfAServerArePrintable(t *testing.T) {
 	access := config.Access{APIURL: api.URL, CAFile: writeTemp(t, "ca", ca.pem), TokenFile: writeTemp(t, "token", []byte(secret))}
 	client := clientWith(t, ClientConfig{Access: access, Bounds: testBounds})
 	cfg := b.config(nil)
-	cfg.ListWatch = ListWatch(Of(func() (Client, error) { return client, nil }, Nodes), nil)
+	cfg.Reader, cfg.ListWatch = nil, ListWatch(Of(func() (Client, error) { return client, nil }, Nodes), nil)
 	b.watch = NewWatch(cfg)
 	b.run(t)
 	eventually(t, "error", func() bool { return b.watch.Err() != nil })

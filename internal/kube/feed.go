@@ -30,8 +30,8 @@ type Feed[T any] struct {
 	started time.Time
 
 	mu       sync.Mutex
-	awaited  uint64 // generation whose list ends staleness; 0: not stale
-	notified bool   // Notify was called for being stale
+	stale    bool // until the next list
+	notified bool // Notify was called for being stale
 }
 
 // NewFeed returns a feed that is not synced until Run has listed all objects. Notify is
@@ -40,8 +40,16 @@ func NewFeed[T any](cfg WatchConfig[*T]) *Feed[T] {
 	f := &Feed[T]{Watch: NewWatch(cfg), started: time.Now()}
 	f.quorum = true
 	f.store.changes = map[string]*T{}
-	f.store.replaced = f.checkStale
+	f.store.replaced = f.listed
 	return f
+}
+
+// listed is called after each list.
+func (f *Feed[T]) listed() {
+	f.mu.Lock()
+	f.stale = false
+	f.mu.Unlock()
+	f.checkStale()
 }
 
 // Run lists and watches until ctx ends, then returns nil. It must not be called twice.
@@ -101,21 +109,15 @@ func (f *Feed[T]) staleAt(now time.Time) bool {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.awaited > 0 {
-		if f.store.lastReplaced() < f.awaited {
-			return true
-		}
-		f.awaited = 0
-	}
 	last := f.LastContact()
 	if last.Before(f.started) {
 		last = f.started
 	}
-	if now.Sub(last) <= limit {
-		return false
+	if !f.stale && now.Sub(last) > limit {
+		f.stale = true
+		f.Renew()
 	}
-	f.awaited = f.renew()
-	return true
+	return f.stale
 }
 
 // Changes returns the changes since the last call, in no order; the first time, all
@@ -130,7 +132,7 @@ func (f *Feed[T]) Changes() (changes []Change[T], synced bool) {
 	}
 	changes = make([]Change[T], 0, len(s.changes))
 	for key, before := range s.changes {
-		changes = append(changes, Change[T]{Key: key, Before: before, After: s.objects[key]})
+		changes = append(changes, Change[T]{Key: key, Before: before, After: s.objects[key].value})
 	}
 	// A new map, because clearing one takes time in proportion to its largest size.
 	s.changes = map[string]*T{}

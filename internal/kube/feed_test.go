@@ -26,7 +26,7 @@ import (
 func feedOf(cfg WatchConfig[node]) *Feed[node] {
 	keep, equal := cfg.Keep, cfg.Equal
 	return NewFeed(WatchConfig[*node]{
-		Cluster: cfg.Cluster, Kind: cfg.Kind, Server: cfg.Server, ListWatch: cfg.ListWatch, Object: cfg.Object,
+		Cluster: cfg.Cluster, Kind: cfg.Kind, Server: cfg.Server, ListWatch: cfg.ListWatch, Reader: cfg.Reader,
 		Keep: func(obj runtime.Object) (*node, bool) {
 			n, kept := keep(obj)
 			return &n, kept
@@ -34,6 +34,19 @@ func feedOf(cfg WatchConfig[node]) *Feed[node] {
 		Equal:  func(a, b *node) bool { return equal(*a, *b) },
 		Notify: cfg.Notify, Bounds: cfg.Bounds, Logger: cfg.Logger, Metrics: cfg.Metrics,
 	})
+}
+
+// itemsOf trims nodes as the feed does.
+func (f *Feed[T]) itemsOf(t testing.TB, nodes ...*corev1.Node) (items []any) {
+	t.Helper()
+	for _, n := range nodes {
+		i, err := f.trim(n)
+		if err != nil || i == nil {
+			t.Fatal(i, err)
+		}
+		items = append(items, i)
+	}
+	return items
 }
 
 // prepareFeed makes a feed of an API server's nodes.
@@ -117,15 +130,15 @@ func TestChangesAddUp(t *testing.T) {
 		for range random.IntN(4) {
 			switch random.IntN(6) {
 			case 0:
-				var list []any
+				var list []*corev1.Node
 				for range random.IntN(8) {
 					list = append(list, object())
 				}
-				must(t, f.store.Replace(list, "1"))
+				must(t, f.store.Replace(f.itemsOf(t, list...), "1"))
 			case 1, 2:
-				must(t, f.store.Delete(object()))
+				must(t, f.store.Delete(f.itemsOf(t, object())[0]))
 			default:
-				must(t, f.store.Update(object()))
+				must(t, f.store.Update(f.itemsOf(t, object())[0]))
 			}
 		}
 		took := c.took
@@ -155,13 +168,13 @@ func TestChangesAddUp(t *testing.T) {
 func TestUnreadChangesAreBounded(t *testing.T) {
 	t.Parallel()
 	_, f := prepareFeed(t)
-	if err := f.store.Replace([]any{nodeAt(1, "stays", "v1", ""), nodeAt(1, "goes", "v1", "")}, "1"); err != nil {
+	if err := f.store.Replace(f.itemsOf(t, nodeAt(1, "stays", "v1", ""), nodeAt(1, "goes", "v1", "")), "1"); err != nil {
 		t.Fatal(err)
 	}
 	c := &consumer{feed: f, has: map[string]*node{}}
 	c.take(t)
 	for i := range 1000 {
-		n := nodeAt(i, fmt.Sprint(i), "v1", "")
+		n := f.itemsOf(t, nodeAt(i, fmt.Sprint(i), "v1", ""))[0]
 		if err := f.store.Update(n); err != nil {
 			t.Fatal(err)
 		}
@@ -171,8 +184,8 @@ func TestUnreadChangesAreBounded(t *testing.T) {
 	}
 	// Lists may have an object twice.
 	for i := range 10 {
-		if err := f.store.Replace([]any{nodeAt(1, "stays", "v1", ""), nodeAt(i, fmt.Sprint("listed", i), "v1", ""),
-			nodeAt(i, fmt.Sprint("twice", i), "v1", ""), nodeAt(i, fmt.Sprint("twice", i), "unwanted", "")}, "1"); err != nil {
+		if err := f.store.Replace(f.itemsOf(t, nodeAt(1, "stays", "v1", ""), nodeAt(i, fmt.Sprint("listed", i), "v1", ""),
+			nodeAt(i, fmt.Sprint("twice", i), "v1", ""), nodeAt(i, fmt.Sprint("twice", i), "unwanted", "")), "1"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -245,16 +258,15 @@ func TestOnlyANewListEndsStaleness(t *testing.T) {
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	cfg.Server = NewServer(ServerConfig{Cluster: "gcp", StaleAfter: 10 * time.Second})
 	f := feedOf(cfg)
-	requests := observe(cfg.ListWatch, f.health, f.store)
+	requests := newRequests(f.Watch)
 	if f.staleAt(f.started.Add(10 * time.Second)) {
 		t.Error("stale at once without contact")
 	}
 	if !f.staleAt(f.started.Add(11 * time.Second)) {
 		t.Error("not stale although there was no contact since start")
 	}
-	f.store.begins(f.generation)
 	must(t, f.store.Replace(nil, "1"))
-	requests.health.recordSync(ctx)
+	f.health.record(ctx, true)
 	at := f.LastContact()
 	if f.staleAt(at.Add(9 * time.Second)) {
 		t.Error("stale although everything was read")
@@ -263,17 +275,15 @@ func TestOnlyANewListEndsStaleness(t *testing.T) {
 		t.Error("not stale after its time")
 	}
 	for what, answer := range map[string]func(){
-		"a version that is gone":       func() { requests.failed(ctx, verbWatch, apierrors.NewResourceExpired("gone")) },
-		"a part of a list":             func() { f.health.recordResponse(ctx) },
-		"a watch that opens":           func() { f.health.recordSync(ctx); f.health.streamOpened() },
-		"an event":                     func() { must(t, f.store.Update(bookmarkAt(7))) },
-		"a list that was begun before": func() { must(t, f.store.Replace(nil, "1")) },
+		"a version that is gone": func() { requests.failed(ctx, verbWatch, apierrors.NewResourceExpired("gone")) },
+		"a part of a list":       func() { f.health.record(ctx, false) },
+		"a watch that opens":     func() { f.health.record(ctx, true); f.health.streamOpened() },
+		"an event":               func() { must(t, f.store.Update(f.itemsOf(t, nodeAt(1, "a", "v1", ""))[0])) },
 	} {
 		if answer(); !f.staleAt(time.Now()) {
 			t.Errorf("%s ended it", what)
 		}
 	}
-	f.store.begins(f.generation)
 	must(t, f.store.Replace(nil, "1"))
 	if f.staleAt(time.Now()) {
 		t.Error("stale after a new list")
@@ -285,8 +295,8 @@ func TestServerThatOnlyExpiresIsStale(t *testing.T) {
 	cfg := (&bench{}).config(nil)
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	f := feedOf(cfg)
-	requests := observe(cfg.ListWatch, f.health, f.store)
-	requests.health.recordSync(t.Context())
+	requests := newRequests(f.Watch)
+	f.health.record(t.Context(), true)
 	last := f.LastContact()
 	for range 3 {
 		requests.failed(t.Context(), verbWatch, apierrors.NewResourceExpired("gone"))
@@ -353,7 +363,7 @@ func TestFeedOfAServerThatFallsSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilentServer()
 		cfg := (&bench{}).config(nil)
-		cfg.Logger, cfg.ListWatch = slog.New(slog.DiscardHandler), s.listWatch()
+		cfg.Logger, cfg.ListWatch, cfg.Reader = slog.New(slog.DiscardHandler), s.listWatch(), nil
 		cfg.Server = NewServer(ServerConfig{Cluster: "gcp", StaleAfter: 30 * time.Second, Ping: s.ping, Logger: cfg.Logger})
 		notified := make(chan bool, 100)
 		var f *Feed[node]
@@ -442,18 +452,18 @@ func TestServerThatWasRestored(t *testing.T) {
 func TestWorkPerEventIsFlat(t *testing.T) {
 	per := func(objects int) float64 {
 		f := feedOf((&bench{}).config(nil))
-		var all []any
+		var all []*corev1.Node
 		for i := range objects {
 			all = append(all, nodeAt(1, strconv.Itoa(i), "v1", ""))
 		}
-		must(t, f.store.Replace(all, "1"))
+		must(t, f.store.Replace(f.itemsOf(t, all...), "1"))
 		if changes, _ := f.Changes(); len(changes) != objects {
 			t.Fatalf("%d changes, want %d", len(changes), objects)
 		}
 		version := 0
 		return testing.AllocsPerRun(100, func() {
 			version++
-			if f.store.Update(nodeAt(1, "7", strconv.Itoa(version), "")) != nil {
+			if f.store.Update(f.itemsOf(t, nodeAt(1, "7", strconv.Itoa(version), ""))[0]) != nil {
 				t.Fatal("not updated")
 			}
 			if changes, _ := f.Changes(); len(changes) != 1 {
@@ -475,16 +485,16 @@ func BenchmarkEvent(b *testing.B) {
 			cfg := (&bench{}).config(nil)
 			cfg.Bounds = Bounds{}
 			f := feedOf(cfg)
-			var all []any
+			var all []*corev1.Node
 			for i := range objects {
 				all = append(all, nodeAt(1, strconv.Itoa(i), "v1", ""))
 			}
-			if err := f.store.Replace(all, "1"); err != nil {
+			if err := f.store.Replace(f.itemsOf(b, all...), "1"); err != nil {
 				b.Fatal(err)
 			}
 			f.Changes()
 			for i := 0; b.Loop(); i++ {
-				if err := f.store.Update(nodeAt(1, strconv.Itoa(i%objects), "w"+strconv.Itoa(i), "")); err != nil {
+				if err := f.store.Update(f.itemsOf(b, nodeAt(1, strconv.Itoa(i%objects), "w"+strconv.Itoa(i), ""))[0]); err != nil {
 					b.Fatal(err)
 				}
 				if changes, _ := f.Changes(); len(changes) != 1 {

@@ -41,14 +41,9 @@ func newHealth(server *Server, s *series, log *slog.Logger) *health {
 	}}
 }
 
-// recordSync records a response after which the objects are current.
-func (c *health) recordSync(ctx context.Context) { c.note(ctx, true) }
-
-// recordResponse records a response that doesn't make the objects current: a part of a
-// list, or an expired resource version.
-func (c *health) recordResponse(ctx context.Context) { c.note(ctx, false) }
-
-func (c *health) note(ctx context.Context, complete bool) {
+// record records a response. Complete: the objects are current after it; a part of a list, or an
+// expired resource version, doesn't make them so.
+func (c *health) record(ctx context.Context, complete bool) {
 	now := time.Now()
 	c.mu.Lock()
 	if complete {
@@ -67,10 +62,9 @@ func (c *health) recordFailure(ctx context.Context, verb string, err error) {
 	}
 	c.series.failed[verb].Inc()
 	err = printable.Error(withoutURL(err))
-	server := c.server.lastResponse()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.settle(server)
+	c.last = c.fresh() // no longer while the watch is open
 	c.failures.Note(ctx, err, "verb", verb)
 }
 
@@ -82,19 +76,15 @@ func (c *health) streamOpened() {
 }
 
 func (c *health) streamClosed() {
-	server := c.server.lastResponse()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.settle(server)
+	c.last = c.fresh()
 	c.open--
 }
 
-// settle records that the objects are current up to now if a watch is open. Callers hold
-// mu.
-func (c *health) settle(server time.Time) { c.last = c.fresh(server) }
-
-func (c *health) fresh(server time.Time) time.Time {
-	return fresh(c.last, c.open > 0 && c.failures.Err() == nil, server)
+// fresh returns up to when the objects are current. Callers hold mu.
+func (c *health) fresh() time.Time {
+	return fresh(c.last, c.open > 0 && c.failures.Err() == nil, c.server.lastResponse())
 }
 
 // withoutURL reduces the URL of a request to its host: the rest differs between errors of
@@ -113,8 +103,7 @@ func withoutURL(err error) error {
 
 // state returns up to when the objects are current, and the error of the last request.
 func (c *health) state() (last time.Time, err error) {
-	server := c.server.lastResponse()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.fresh(server), c.failures.Err()
+	return c.fresh(), c.failures.Err()
 }

@@ -102,10 +102,10 @@ func attacks() []attack {
 		{name: "endless event, protobuf", watch: endless("\xff\xff\xff\xff", "x"), media: typeProtobuf, want: "not JSON"},
 		{name: "heavy events, protobuf", watch: endless(string(protobufEvent("Node", heavy)), string(protobufEvent("Node", heavy))), media: typeProtobuf, want: "not JSON"},
 		{name: "heavy events of another kind, protobuf", watch: endless("", string(protobufEvent("Pod", appendField(nil, 2, empty[:1<<20])))), media: typeProtobuf, want: "not JSON"},
-		{name: "quantity that takes for ever", watch: endless("", `{"type":"ADDED","object":`+hostileNode(1, `"status":{"capacity":{"cpu":"1e-2147483647"}}`)+"}\n"), media: typeJSON, want: "streamed list of more than"},
+		{name: "quantity that takes for ever", watch: endless("", `{"type":"ADDED","object":`+hostileNode(1, `"status":{"capacity":{"cpu":"1e-2147483647"}}`)+"}\n"), media: typeJSON, want: "objects, twice the maximum"},
 		{name: "endless streamed list", watch: numbered("", func(i int) string {
 			return `{"type":"ADDED","object":` + hostileNode(i, `"status":{"nodeInfo":{"kubeletVersion":"v1"}}`) + "}\n"
-		}), media: typeJSON, want: "streamed list of more than"},
+		}), media: typeJSON, want: "objects, twice the maximum"},
 		{name: "endless error", list: endless(`{"kind":"Status","message":"`, "x"), media: typeJSON, code: http.StatusInternalServerError, want: "an error on the server"},
 		{name: "endless error in YAML", list: endless("a: ", "x"), media: "application/yaml", code: http.StatusForbidden, want: "xxx"},
 		{name: "endless header", header: func(h http.Header) { h.Set("X", strings.Repeat("x", 12<<20)) }, list: endless("", "x"), media: typeJSON, want: "header"},
@@ -255,13 +255,13 @@ func watchHostileRemotes(t *testing.T) {
 	if os.Getenv(hostileEnv+"_UNBOUND") != "" {
 		bounds = Bounds{}
 	}
-	begin := func(name, url string, read func(Client) *NodeReader) *bench {
+	begin := func(name, url string, read func(Client) *Reader) *bench {
 		b := &bench{metrics: NewMetrics("test", "test_failures_total")}
 		client := clientWith(t, ClientConfig{
 			Access: config.Access{APIURL: url, CAFile: ca, TokenFile: token}, UserAgent: "test", Bounds: bounds,
 		})
 		cfg := b.config(client)
-		cfg.ListWatch = read(client)
+		cfg.Reader = read(client)
 		cfg.Cluster, cfg.Bounds = name, bounds
 		cfg.Logger = slog.New(slog.NewTextHandler(&b.log, nil))
 		b.watch = NewWatch(cfg)

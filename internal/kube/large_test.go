@@ -87,7 +87,7 @@ func TestLargeClusterIsTakenWithinDefaultBounds(t *testing.T) {
 	}, Bounds: bounds})
 	cfg := b.config(nil)
 	cfg.Bounds = bounds
-	cfg.ListWatch = wholeNodes(client)
+	cfg.Reader = wholeNodes(client)
 	before := peakMemory(os.Getpid())
 	b.watch = NewWatch(cfg)
 	b.run(t)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -77,144 +76,139 @@ func Of[L runtime.Object](client func() (Client, error), resource func(Client) R
 // Nodes is a resource for Of.
 func Nodes(client Client) Resource[*corev1.NodeList] { return client.Nodes() }
 
-// observed forwards lists and watches, records their outcome in health, and lists again when
-// there may be quota for rejected objects. client-go's reflector has no record of contact, and
-// waits for servers that never respond.
-type observed struct {
-	inner  cache.ListerWatcherWithContext
-	health *health
-	store  collector
-	// dropped is called for each object that can't be decoded.
-	dropped func()
-	// count is called with the type of each event.
-	count func(watch.EventType)
-	// noWatchList is set for clients that don't support streamed lists, such as client-go's
-	// fakes.
-	noWatchList bool
-	// period is how often store.missing is called.
-	period time.Duration
-	// quorum makes lists quorum reads, as opposed to reads of the watch cache; see Feed.
-	quorum bool
-
-	mu   sync.RWMutex // held for reading during a list
-	over bool
+// requests makes the lists and watches of a Watch for client-go's reflector, whose store gets
+// items. It records their outcome, and lists again when there may be quota for rejected objects.
+// client-go's reflector has no record of contact, and waits for servers that never respond.
+type requests[T any] struct {
+	w    *Watch[T]
+	from cache.ListerWatcherWithContext // nil: cfg.Reader
+	// noStreams is set for clients that don't support streamed lists, such as client-go's fakes.
+	noStreams bool
+	listing   transit // the list that is being read
 }
 
-// collector is a store of any type.
-type collector interface {
-	// begin is called before each page of a list.
-	begin(further bool)
-	// collectItem trims an object of a list; it is wanted unless it has no meaning.
-	collectItem(object runtime.Object) (item runtime.Object, wanted bool, err error)
-	// missing reports whether to list again because of rejected objects.
-	missing() bool
-	// most returns the maximum number of objects; 0: unlimited.
-	most() int
-}
-
-func observe(inner cache.ListerWatcher, c *health, store collector) *observed {
-	return &observed{
-		inner:       cache.ToListerWatcherWithContext(inner),
-		health:      c,
-		store:       store,
-		dropped:     func() {},
-		count:       func(watch.EventType) {},
-		noWatchList: watchlist.DoesClientNotSupportWatchListSemantics(inner),
-		period:      relistPeriod,
+func newRequests[T any](w *Watch[T]) *requests[T] {
+	r := &requests[T]{w: w, noStreams: w.unstreamed}
+	if w.cfg.Reader == nil {
+		r.from = cache.ToListerWatcherWithContext(w.cfg.ListWatch)
+		r.noStreams = r.noStreams || watchlist.DoesClientNotSupportWatchListSemantics(w.cfg.ListWatch)
 	}
-}
-
-// end waits for a list whose context has ended: client-go doesn't.
-func (o *observed) end() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.over = true
+	return r
 }
 
 // IsWatchListSemanticsUnSupported returns whether client-go's reflector must not use
 // streamed lists.
-func (o *observed) IsWatchListSemanticsUnSupported() bool { return o.noWatchList }
+func (r *requests[T]) IsWatchListSemanticsUnSupported() bool { return r.noStreams }
 
 // List implements cache.Lister, which the reflector doesn't use.
-func (o *observed) List(options metav1.ListOptions) (runtime.Object, error) {
-	return o.ListWithContext(context.Background(), options)
+func (r *requests[T]) List(options metav1.ListOptions) (runtime.Object, error) {
+	return r.ListWithContext(context.Background(), options)
 }
 
 // Watch implements cache.Watcher, which the reflector doesn't use.
-func (o *observed) Watch(options metav1.ListOptions) (watch.Interface, error) {
-	return o.WatchWithContext(context.Background(), options)
+func (r *requests[T]) Watch(options metav1.ListOptions) (watch.Interface, error) {
+	return r.WatchWithContext(context.Background(), options)
 }
 
 // ListWithContext implements cache.ListerWithContext.
-func (o *observed) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-	o.mu.RLock()
-	defer o.mu.RUnlock()
-	if o.over {
-		return nil, context.Canceled
-	}
-	if o.quorum && options.Continue == "" {
+func (r *requests[T]) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+	further := options.Continue != ""
+	if r.w.quorum && !further {
 		options.ResourceVersion, options.ResourceVersionMatch = "", ""
 	}
 	bounded, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	list, err := o.list(bounded, options)
+	before := r.listing
+	if !further {
+		before = transit{}
+	}
+	var list *itemList
+	var err error
+	for again := true; again; again = errors.Is(err, errInsufficient) {
+		r.listing, list = before, &itemList{}
+		list.ListMeta, err = r.read(bounded, options, list)
+	}
 	if err != nil {
-		o.failed(ctx, verbList, err)
+		r.failed(ctx, verbList, err)
 		return nil, err
 	}
-	if head, err := meta.ListAccessor(list); err != nil || head.GetContinue() != "" {
-		o.health.recordResponse(ctx)
-		return list, nil
-	}
-	o.health.recordSync(ctx)
+	r.w.health.record(ctx, list.Continue == "")
 	return list, nil
 }
 
-// list makes a request. Objects of a reader are collected one by one.
-func (o *observed) list(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-	reader, ok := o.inner.(objectReader)
-	if !ok {
-		return o.inner.ListWithContext(ctx, options)
-	}
-	o.store.begin(options.Continue != "")
-	list := &trimmedList{}
-	head, err := o.read(ctx, reader, options, list)
-	if errors.Is(err, errInsufficient) {
-		o.store.begin(options.Continue != "")
-		list = &trimmedList{}
-		head, err = o.read(ctx, reader, options, list)
-	}
-	list.ListMeta = head
-	return list, err
-}
-
-// read makes a request, and appends the objects to the list.
-func (o *observed) read(ctx context.Context, reader objectReader, options metav1.ListOptions, list *trimmedList) (metav1.ListMeta, error) {
-	return reader.read(ctx, options, func(object runtime.Object) error {
-		item, wanted, err := o.store.collectItem(object)
-		if wanted {
-			list.Items = append(list.Items, item)
+// read requests a page of a list, and adds its items.
+func (r *requests[T]) read(ctx context.Context, options metav1.ListOptions, list *itemList) (metav1.ListMeta, error) {
+	each := func(object runtime.Object) error {
+		i, err := r.collect(object)
+		if i != nil {
+			list.Items = append(list.Items, i)
 		}
 		return err
-	}, o.dropped)
+	}
+	if r.from == nil {
+		return r.w.cfg.Reader.list(ctx, options, each, r.w.dropped)
+	}
+	page, err := r.from.ListWithContext(ctx, options)
+	if err != nil {
+		return metav1.ListMeta{}, err
+	}
+	head, err := meta.ListAccessor(page)
+	if err != nil {
+		return metav1.ListMeta{}, err
+	}
+	return metav1.ListMeta{ResourceVersion: head.GetResourceVersion(), Continue: head.GetContinue()}, meta.EachListItem(page, each)
 }
 
-// watch makes a request.
-func (o *observed) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-	if streams(options) {
-		o.store.begin(false)
+// collect returns the item of an object of a list; nil: it isn't kept. The error ends the list.
+func (r *requests[T]) collect(object runtime.Object) (*item[T], error) {
+	i, err := r.w.trim(object)
+	if err != nil {
+		return nil, err
 	}
-	if reader, ok := o.inner.(objectReader); ok {
-		return reader.follow(ctx, options, o.store.most(), o.dropped)
+	admitted, err := r.listing.admit(&r.w.store.quota, i != nil && r.w.store.has(i.key()), i.weight())
+	switch {
+	case err != nil || i == nil || !i.kept:
+		return nil, err
+	case !admitted:
+		var none T
+		i.value, i.rejected = none, true
 	}
-	return o.inner.WatchWithContext(ctx, options)
+	return i, nil
+}
+
+// trim returns the item of an object; nil: its name is invalid.
+func (w *Watch[T]) trim(object runtime.Object) (*item[T], error) {
+	i, err := newItem[T](object)
+	if err != nil {
+		return nil, err
+	}
+	bounded := w.store.quota.objects > 0
+	if bounded && !i.possible() {
+		w.dropped()
+		return nil, nil
+	}
+	if i.value, i.kept = w.cfg.Keep(object); i.kept && bounded {
+		i.size = sizeOf(i.key(), i.value)
+	}
+	return i, nil
+}
+
+// open requests a watch.
+func (r *requests[T]) open(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	if r.from == nil {
+		return r.w.cfg.Reader.watch(ctx, options, r.w.dropped)
+	}
+	return r.from.WatchWithContext(ctx, options)
 }
 
 // WatchWithContext implements cache.WatcherWithContext.
-func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-	streamed := streams(options)
-	if streamed && o.quorum {
-		options.ResourceVersion = ""
+func (r *requests[T]) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	f := &forwarder[T]{requests: r, listing: streams(options), events: make(chan watch.Event)}
+	if f.listing {
+		r.listing = transit{}
+		if r.w.quorum {
+			options.ResourceVersion = ""
+		}
 	}
 	requested := 24 * time.Hour // which the reflector doesn't leave open
 	if options.TimeoutSeconds != nil {
@@ -222,7 +216,7 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 	}
 	bounded, cancel := context.WithTimeout(ctx, requested+watchOvertime)
 	opening := time.AfterFunc(openTimeout, cancel)
-	inner, err := o.watch(bounded, options)
+	inner, err := r.open(bounded, options)
 	if !opening.Stop() && err == nil {
 		end(inner)
 		err = errors.New("watch opened after its timeout")
@@ -232,99 +226,143 @@ func (o *observed) WatchWithContext(ctx context.Context, options metav1.ListOpti
 			err = fmt.Errorf("no response within %v: %w", openTimeout, err)
 		}
 		cancel()
-		if !streamingUnsupported(options, err) {
-			o.failed(ctx, verbWatch, err)
+		// Without support for streamed lists, the reflector falls back to a plain list at once.
+		if !f.listing || !apierrors.IsInvalid(err) {
+			r.failed(ctx, verbWatch, err)
 		}
 		return nil, err
 	}
-	w := &observedWatch{inner: inner, events: make(chan watch.Event), stopped: make(chan struct{}), listing: streamed}
+	w := watch.NewProxyWatcher(f.events)
+	f.inner, f.stopped = inner, w.StopChan()
 	// client-go reports a broken connection as a watch that is closed already; only other
 	// watches are a response of the server.
 	select {
 	case first, ok := <-inner.ResultChan():
 		if !ok {
 			cancel()
-			o.failed(ctx, verbWatch, errors.New("watch ended immediately"))
-			close(w.events)
+			r.failed(ctx, verbWatch, errors.New("watch ended immediately"))
+			close(f.events)
 			return w, nil
 		}
-		w.first = &first
+		f.first = &first
 	default:
-		w.alive(ctx, o)
+		f.alive(ctx)
 	}
 	go func() {
-		defer end(inner)
-		defer close(w.events)
 		defer cancel()
-		w.forward(ctx, o)
-		if w.open {
-			o.health.streamClosed()
-		}
+		f.forward(ctx)
 	}()
 	return w, nil
 }
 
-// streamingUnsupported reports whether err means that the server doesn't support streamed
-// lists, which are on by default since Kubernetes 1.34. The reflector then falls back to a
-// plain list at once, so that it is no failure.
-func streamingUnsupported(options metav1.ListOptions, err error) bool {
-	return streams(options) && apierrors.IsInvalid(err)
-}
-
 // failed records an error, unless the resource version has expired or is in the future:
 // then the reflector lists again.
-func (o *observed) failed(ctx context.Context, verb string, err error) {
+func (r *requests[T]) failed(ctx context.Context, verb string, err error) {
 	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge) {
-		o.health.recordResponse(ctx)
+		r.w.health.record(ctx, false)
 		return
 	}
-	o.health.recordFailure(ctx, verb, err)
+	r.w.health.recordFailure(ctx, verb, err)
 }
 
-// observedWatch forwards the events of another watch.
-type observedWatch struct {
-	inner    watch.Interface
-	listing  bool // a list is still being streamed
-	first    *watch.Event
-	events   chan watch.Event
-	stopped  chan struct{}
-	stopOnce sync.Once
-	open     bool // streamOpened was called
-}
-
-// ResultChan implements watch.Interface.
-func (w *observedWatch) ResultChan() <-chan watch.Event { return w.events }
-
-// Stop implements watch.Interface.
-func (w *observedWatch) Stop() {
-	w.stopOnce.Do(func() {
-		close(w.stopped)
-		w.inner.Stop()
-	})
+// forwarder forwards the events of a watch.
+type forwarder[T any] struct {
+	*requests[T]
+	inner   watch.Interface
+	first   *watch.Event // it has been read already
+	events  chan watch.Event
+	stopped <-chan struct{}
+	listing bool // a list is still being streamed
+	open    bool // streamOpened was called
 }
 
 // forward forwards events until the watch ends.
-func (w *observedWatch) forward(ctx context.Context, o *observed) {
-	if w.first != nil && !w.pass(ctx, o, *w.first) {
+func (f *forwarder[T]) forward(ctx context.Context) {
+	defer func() {
+		end(f.inner)
+		close(f.events)
+		if f.open {
+			f.w.health.streamClosed()
+		}
+	}()
+	if f.first != nil && !f.pass(ctx, *f.first) {
 		return
 	}
-	relist := time.NewTicker(o.period)
+	relist := time.NewTicker(f.w.relist)
 	defer relist.Stop()
 	for {
 		select {
-		case event, open := <-w.inner.ResultChan():
-			if !open || !w.pass(ctx, o, event) {
+		case event, open := <-f.inner.ResultChan():
+			if !open || !f.pass(ctx, event) {
 				return
 			}
 		case <-relist.C:
-			if !w.listing && o.store.missing() {
-				w.pass(ctx, o, errorEvent(apierrors.NewResourceExpired("there may be quota for rejected objects")))
+			if !f.listing && f.w.store.missing() {
+				f.pass(ctx, errorEvent(apierrors.NewResourceExpired("there may be quota for rejected objects")))
 				return
 			}
-		case <-w.stopped:
+		case <-f.stopped:
 			return
 		}
 	}
+}
+
+// pass forwards an event, and reports whether the watch goes on.
+func (f *forwarder[T]) pass(ctx context.Context, event watch.Event) bool {
+	f.w.cfg.Count(event.Type)
+	event = f.convert(event)
+	if event.Type == watch.Error {
+		f.failed(ctx, verbWatch, apierrors.FromObject(event.Object))
+	} else {
+		f.listing = f.listing && !endsList(event)
+		f.alive(ctx)
+	}
+	if event.Object == nil {
+		return true
+	}
+	select {
+	case f.events <- event:
+		return event.Type != watch.Error
+	case <-f.stopped:
+		return false
+	}
+}
+
+// convert returns an event with an item, without an object if it doesn't matter, or with the error
+// that ends the watch.
+func (f *forwarder[T]) convert(event watch.Event) watch.Event {
+	var i *item[T]
+	var err error
+	switch {
+	case event.Type == watch.Error:
+		return event
+	case event.Type == watch.Bookmark, event.Type == watch.Deleted:
+		if i, err = newItem[T](event.Object); err == nil && endsList(event) {
+			i.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: "true"}
+		}
+	case f.listing:
+		i, err = f.collect(event.Object)
+	default:
+		i, err = f.w.trim(event.Object)
+	}
+	switch {
+	case err != nil:
+		return errorEvent(err)
+	case i == nil:
+		event.Object = nil
+	default:
+		event.Object = i
+	}
+	return event
+}
+
+// alive records that the server serves the watch.
+func (f *forwarder[T]) alive(ctx context.Context) {
+	if !f.listing && !f.open {
+		f.open = true
+		f.w.health.streamOpened()
+	}
+	f.w.health.record(ctx, !f.listing)
 }
 
 // end stops a watch and drains it: a filtered watch ([watch.Filter]) would otherwise block
@@ -344,35 +382,6 @@ func errorEvent(err error) watch.Event {
 	}
 	s := status.Status()
 	return watch.Event{Type: watch.Error, Object: &s}
-}
-
-// alive records that the server serves the watch.
-func (w *observedWatch) alive(ctx context.Context, o *observed) {
-	if w.listing {
-		o.health.recordResponse(ctx)
-		return
-	}
-	if !w.open {
-		w.open = true
-		o.health.streamOpened()
-	}
-	o.health.recordSync(ctx)
-}
-
-func (w *observedWatch) pass(ctx context.Context, o *observed, event watch.Event) bool {
-	o.count(event.Type)
-	w.listing = w.listing && !endsList(event)
-	if event.Type == watch.Error {
-		o.failed(ctx, verbWatch, apierrors.FromObject(event.Object))
-	} else {
-		w.alive(ctx, o)
-	}
-	select {
-	case w.events <- event:
-		return true
-	case <-w.stopped:
-		return false
-	}
 }
 
 func streams(options metav1.ListOptions) bool {

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 )
@@ -66,10 +67,12 @@ func TestStoppedWatchLeaksNoGoroutine(t *testing.T) {
 	running := goleak.IgnoreCurrent()
 	inner := watch.NewFakeWithChanSize(10, false)
 	filtered := watch.Filter(inner, func(e watch.Event) (watch.Event, bool) { return e, true })
-	of := NewWatch(WatchConfig[string]{Object: &corev1.Node{}, Logger: slog.New(slog.DiscardHandler)})
-	requests := observe(&cache.ListWatch{
-		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return filtered, nil },
-	}, of.health, of.store)
+	requests := newRequests(NewWatch(WatchConfig[string]{
+		ListWatch: &cache.ListWatch{
+			WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return filtered, nil },
+		},
+		Keep: func(runtime.Object) (string, bool) { return "", true }, Logger: slog.New(slog.DiscardHandler),
+	}))
 	w, err := requests.WatchWithContext(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -7,11 +7,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 	multiclusterv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 )
 
@@ -158,33 +156,31 @@ func (m *many[T]) UnmarshalJSON(text []byte) error {
 	return json.Unmarshal(text, (*[]T)(m))
 }
 
-// ReadNodes returns a WatchConfig.ListWatch of the nodes of a cluster that isn't trusted; see
-// NodeReader. Its objects have the fields of Kubernetes' types that are read, and no others.
-// Restrict, if set, adds a selector to the options. The client is that of the cluster; see
-// ListWatch.
-func ReadNodes(client func() (Client, error), restrict func(*metav1.ListOptions)) cache.ListerWatcher {
-	return newReader[nodeRead](client, restrict, nodesPath)
+// ReadNodes returns a reader of nodes. The client is that of the cluster; see ListWatch.
+func ReadNodes(client func() (Client, error)) *Reader {
+	return &Reader{client: client, path: "/api/v1/nodes", decode: decodeAs[nodeRead]}
 }
 
-// ReadPods reads the pods of all namespaces.
-func ReadPods(client func() (Client, error), restrict func(*metav1.ListOptions)) cache.ListerWatcher {
-	return newReader[podRead](client, restrict, "/api/v1/pods")
+// ReadPods reads the pods of all namespaces. Restrict adds a selector to the options.
+func ReadPods(client func() (Client, error), restrict func(*metav1.ListOptions)) *Reader {
+	return &Reader{client: client, restrict: restrict, path: "/api/v1/pods", decode: decodeAs[podRead]}
 }
 
 // ReadServices reads Services; an empty namespace means all namespaces.
-func ReadServices(client func() (Client, error), namespace string, restrict func(*metav1.ListOptions)) cache.ListerWatcher {
-	return newReader[serviceRead](client, restrict, inNamespace("/api/v1", namespace, "services"))
+func ReadServices(client func() (Client, error), namespace string, restrict func(*metav1.ListOptions)) *Reader {
+	return &Reader{client: client, restrict: restrict, path: inNamespace("/api/v1", namespace, "services"), decode: decodeAs[serviceRead]}
 }
 
-// ReadEndpointSlices reads EndpointSlices; an empty namespace means all namespaces.
-func ReadEndpointSlices(client func() (Client, error), namespace string, restrict func(*metav1.ListOptions)) cache.ListerWatcher {
-	return newReader[sliceRead](client, restrict, inNamespace("/apis/discovery.k8s.io/v1", namespace, "endpointslices"))
+// ReadEndpointSlices reads EndpointSlices of all namespaces.
+func ReadEndpointSlices(client func() (Client, error), restrict func(*metav1.ListOptions)) *Reader {
+	return &Reader{client: client, restrict: restrict, path: "/apis/discovery.k8s.io/v1/endpointslices", decode: decodeAs[sliceRead]}
 }
 
 // ReadServiceExports reads ServiceExports of all namespaces. A cluster that doesn't serve the API
 // has none.
-func ReadServiceExports(client func() (Client, error)) cache.ListerWatcher {
-	return &reader[exportRead, *exportRead]{client: client, path: inNamespace("/apis/"+multiclusterv1.GroupVersion.String(), "", multiclusterv1.ServiceExportPluralName), absent: apierrors.IsNotFound}
+func ReadServiceExports(client func() (Client, error)) *Reader {
+	path := "/apis/" + multiclusterv1.GroupVersion.String() + "/" + multiclusterv1.ServiceExportPluralName
+	return &Reader{client: client, path: path, decode: decodeAs[exportRead], optional: true}
 }
 
 func inNamespace(group, namespace, resource string) string {

@@ -34,6 +34,11 @@ func readAll[T any, P decodable[T]](body io.Reader) (objects []apiruntime.Object
 	return objects, head, dropped, err
 }
 
+func eventsOf(decode decodeFunc, body string, dropped func()) *events {
+	from := io.NopCloser(strings.NewReader(body))
+	return &events{stream: newStream(from), form: form{decode, func(apiruntime.Object) bool { return true }}, body: from, dropped: dropped}
+}
+
 // TestReadFields reads objects that have all fields that are read, and others.
 func TestReadFields(t *testing.T) {
 	t.Parallel()
@@ -159,7 +164,7 @@ func TestEventsAreReadOneByOne(t *testing.T) {
 		`{"type":"BOOKMARK","object":{"metadata":{"annotations":{"k8s.io/initial-events-end":"true"}}}}` +
 		`{"type":"ERROR","object":{"kind":"Status","status":"Failure","code":410,"reason":"Expired"}}`
 	dropped := 0
-	events := newEvents[nodeRead](io.NopCloser(strings.NewReader(body)), func() { dropped++ })
+	events := eventsOf(decodeAs[nodeRead], body, func() { dropped++ })
 	var got []string
 	for {
 		kind, object, err := events.Decode()
@@ -183,7 +188,7 @@ func TestEventsAreReadOneByOne(t *testing.T) {
 	for _, body := range []string{
 		`{"object":{}}`, `{"object":{},"type":"ERROR"}`, `{"type":"ADDED","object":{},"more":1}`, `{"type":"ADDED","object":{}`, `{"type":"ADDED","object":{`, `[]`, `{`, `7`, `{"type":7,"object":{}}`,
 	} {
-		events := newEvents[nodeRead](io.NopCloser(strings.NewReader(body)), func() {})
+		events := eventsOf(decodeAs[nodeRead], body, func() {})
 		if kind, _, err := events.Decode(); err == nil || errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("%s: %s, error %v", body, kind, err)
 		}
@@ -203,7 +208,7 @@ func FuzzReadList(f *testing.F) {
 				t.Error(err)
 			}
 		}
-		events := newEvents[sliceRead](io.NopCloser(strings.NewReader(string(body))), func() {})
+		events := eventsOf(decodeAs[sliceRead], string(body), func() {})
 		for kind := watch.EventType(""); ; {
 			var err error
 			if kind, _, err = events.Decode(); err != nil {

@@ -22,19 +22,14 @@ func newQuota(kind string, b Bounds) quota {
 	return quota{objects: b.objects(kind), bytes: b.kept(), rejected: map[uint64]struct{}{}, seed: maphash.MakeSeed()}
 }
 
-// add accepts or rejects an object, for a store with held others.
-func (r *quota) add(key string, held int, size int64) bool {
+// take takes the size of an object in a store with held others, unless that exceeds the quota.
+func (r *quota) take(held int, size int64) bool {
 	if r.objects > 0 && held >= r.objects || r.bytes > 0 && r.used+size > r.bytes {
-		r.reject(key)
 		return false
 	}
 	r.used += size
-	delete(r.rejected, r.hash(key))
 	return true
 }
-
-// remove releases the size of an object.
-func (r *quota) remove(size int64) { r.used -= size }
 
 func (r *quota) reject(key string) {
 	if len(r.rejected) <= r.objects {
@@ -64,21 +59,22 @@ type transit struct {
 // transitShare is how much of the quota a list may have while it is read.
 const transitShare = 2
 
-// admit reports whether to collect an object. The error ends the list.
+// admit reports whether to keep an object; size is 0 if it isn't to be kept, held whether the store
+// has an earlier state of it. The error ends the list.
 func (t *transit) admit(r *quota, held bool, size int64) (bool, error) {
 	if r.objects <= 0 {
 		return true, nil
 	}
 	if t.objects++; t.objects > transitShare*r.objects {
-		return false, fmt.Errorf("more than %d objects, twice the maximum", transitShare*r.objects)
-	}
-	if size == 0 {
-		return true, nil // not kept
+		return false, fmt.Errorf("list of more than %d objects, twice the maximum", transitShare*r.objects)
 	}
 	most := r.bytes
-	if held {
+	switch {
+	case size == 0:
+		return true, nil
+	case held:
 		most *= transitShare
-	} else {
+	default:
 		t.fresh++
 	}
 	if t.fresh > r.objects && !held || t.bytes+size > most {

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -10,6 +11,8 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/watch"
 )
 
 func newQuotaStore(objects int) (*store[string], *[]string) {
@@ -31,21 +34,21 @@ func must(t *testing.T, err error) {
 
 func TestAcceptedObjectsKeepTheirQuota(t *testing.T) {
 	s, notified := newQuotaStore(3)
-	must(t, s.Replace([]any{pod("n", "m", "1"), pod("n", "z", "1")}, "1"))
+	must(t, s.Replace(itemsOf(pod("n", "m", "1"), pod("n", "z", "1")), "1"))
 	for _, name := range []string{"a", "b", "c", "b"} {
-		must(t, s.Update(pod("n", name, "1")))
+		must(t, s.Update(itemOf(pod("n", name, "1"))))
 	}
 	if diff := gocmp.Diff([]string{"n/a", "n/m", "n/z"}, keysOf(s)); diff != "" {
 		t.Errorf("after events (-want +got):\n%s", diff)
 	}
 	// The order of a list doesn't matter.
-	must(t, s.Replace([]any{pod("n", "0", "1"), pod("n", "1", "1"), pod("n", "a", "2"), pod("n", "m", "1"), pod("n", "z", "1")}, "2"))
-	if diff := gocmp.Diff(map[string]string{"n/a": "2", "n/m": "1", "n/z": "1"}, s.objects); diff != "" {
+	must(t, s.Replace(itemsOf(pod("n", "0", "1"), pod("n", "1", "1"), pod("n", "a", "2"), pod("n", "m", "1"), pod("n", "z", "1")), "2"))
+	if diff := gocmp.Diff(map[string]string{"n/a": "2", "n/m": "1", "n/z": "1"}, objectsOf(s)); diff != "" {
 		t.Errorf("after a list (-want +got):\n%s", diff)
 	}
-	must(t, s.Delete(pod("n", "0", "")))
-	must(t, s.Delete(pod("n", "m", "")))
-	must(t, s.Update(pod("n", "1", "1")))
+	must(t, s.Delete(itemOf(pod("n", "0", ""))))
+	must(t, s.Delete(itemOf(pod("n", "m", ""))))
+	must(t, s.Update(itemOf(pod("n", "1", "1"))))
 	if diff := gocmp.Diff([]string{"n/1", "n/a", "n/z"}, keysOf(s)); diff != "" {
 		t.Errorf("after deletions (-want +got):\n%s", diff)
 	}
@@ -58,18 +61,18 @@ func TestBytesOfKeptObjectsAreBounded(t *testing.T) {
 	s, _ := newQuotaStore(1000)
 	large := strings.Repeat("x", 4000)
 	for i := range 20 {
-		must(t, s.Update(pod("n", fmt.Sprint(i), large)))
+		must(t, s.Update(itemOf(pod("n", fmt.Sprint(i), large))))
 	}
 	if len(s.objects) != 3 || s.rejected() != 17 {
 		t.Errorf("%d are kept and %d rejected, want 3 of 4 kB in 16 KiB", len(s.objects), s.rejected())
 	}
-	must(t, s.Update(pod("n", "0", "small")))
-	must(t, s.Update(pod("n", "7", large)))
+	must(t, s.Update(itemOf(pod("n", "0", "small"))))
+	must(t, s.Update(itemOf(pod("n", "7", large))))
 	if len(s.objects) != 4 || s.rejected() != 16 {
 		t.Errorf("%d are kept and %d rejected when one is smaller", len(s.objects), s.rejected())
 	}
 	for key := range maps.Clone(s.objects) {
-		must(t, s.Delete(pod("n", strings.TrimPrefix(key, "n/"), "")))
+		must(t, s.Delete(itemOf(pod("n", strings.TrimPrefix(key, "n/"), ""))))
 	}
 	if s.quota.used != 0 {
 		t.Errorf("%d bytes are in use by nothing", s.quota.used)
@@ -77,13 +80,12 @@ func TestBytesOfKeptObjectsAreBounded(t *testing.T) {
 }
 
 func TestUnfinishedListIsBounded(t *testing.T) {
-	s, _ := newQuotaStore(3)
-	s.begin(false)
+	r := newRequests(NewWatch(WatchConfig[string]{Keep: keepIP, Bounds: Bounds{Answer: 64 << 10, Objects: 3}, Reader: &Reader{}, Logger: slog.New(slog.DiscardHandler)}))
 	collected := 0
 	var err error
 	for i := 0; err == nil && i < 100; i++ {
-		var wanted bool
-		if _, wanted, err = s.collectItem(pod("n", fmt.Sprint(i), "1")); wanted {
+		var got *item[string]
+		if got, err = r.collect(pod("n", fmt.Sprint(i), "1")); got != nil {
 			collected++
 		}
 	}
@@ -116,18 +118,21 @@ func TestSizeOfWhatIsKept(t *testing.T) {
 // TestImpossibleNamesAreLeftOut sends names that are invalid in metrics and logs, in lists
 // and in events.
 func TestImpossibleNamesAreLeftOut(t *testing.T) {
-	s, _ := newQuotaStore(10)
-	left := 0
-	s.impossible = func() { left++ }
-	for _, name := range []string{"a\xffb", strings.Repeat("x", 300), ""} {
-		if _, wanted, err := s.collectItem(pod("n", name, "1")); wanted || err != nil {
-			t.Errorf("%.10q of a list: wanted %v, error %v", name, wanted, err)
+	metrics := NewMetrics("test", "test_failures_total")
+	w := NewWatch(WatchConfig[string]{Cluster: "gcp", Kind: "pods", Keep: keepIP, Bounds: testBounds, Reader: &Reader{}, Logger: slog.New(slog.DiscardHandler)})
+	w.series = metrics.series("gcp", "pods")
+	r := newRequests(w)
+	f := &forwarder[string]{requests: r}
+	for _, p := range []*corev1.Pod{pod("n", "a\xffb", "1"), pod("n", strings.Repeat("x", 300), "1"), pod("n", "", "1"), pod("a\xffb", "n", "1")} {
+		if got, err := r.collect(p); got != nil || err != nil {
+			t.Errorf("%.10q of a list: %v, error %v", p.Name, got, err)
 		}
-		must(t, s.Add(pod("n", name, "1")))
+		if got := f.convert(watch.Event{Type: watch.Added, Object: p}); got.Object != nil {
+			t.Errorf("%.10q of an event: %v", p.Name, got.Object)
+		}
 	}
-	must(t, s.Add(pod("a\xffb", "n", "1")))
-	if len(s.objects) != 0 || left != 7 {
-		t.Errorf("%d are kept, %d left out", len(s.objects), left)
+	if left := testutil.ToFloat64(metrics.dropped.WithLabelValues("gcp", "pods")); left != 8 {
+		t.Errorf("%v are counted, want 8", left)
 	}
 }
 

@@ -101,7 +101,7 @@ func (r *remoteEnd) set(down bool) {
 
 // begin opens the stream of a watch.
 func (r *remoteEnd) begin(c *health) {
-	c.recordSync(context.Background())
+	c.record(context.Background(), true)
 	c.streamOpened()
 }
 
@@ -145,8 +145,8 @@ func TestQuietServerIsNotStale(t *testing.T) {
 							t.Fatal("stale although it answers")
 						}
 					}
-					r.one.recordSync(t.Context())
-					r.two.recordSync(t.Context())
+					r.one.record(t.Context(), true)
+					r.two.record(t.Context(), true)
 				}
 				for i := 1; i < len(r.asked); i++ {
 					if pause := r.asked[i].Sub(r.asked[i-1]); pause < minSilence {
@@ -274,7 +274,7 @@ func TestListsThatFailRecoverInTime(t *testing.T) {
 		var running sync.WaitGroup
 		for i := range watches {
 			watches[i] = NewWatch(WatchConfig[string]{
-				Cluster: "gcp", Kind: fmt.Sprint(i), Server: server, Object: &corev1.Node{}, Logger: slog.New(slog.DiscardHandler),
+				Cluster: "gcp", Kind: fmt.Sprint(i), Server: server, Logger: slog.New(slog.DiscardHandler),
 				Keep: func(runtime.Object) (string, bool) { return "", true }, Notify: func() {},
 				ListWatch: &cache.ListWatch{
 					ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {

@@ -120,49 +120,36 @@ func (s *stream) items(each func(decode func(any) error) error) error {
 }
 
 // events implements watch.Decoder.
-type events[T any, P decodable[T]] struct {
+type events struct {
 	*stream
+	form
 	body    io.Closer
 	dropped func()
-	// listed counts objects of a streamed list until its end, most is their maximum; 0: no
-	// such list, or unlimited.
-	listed, most int
-	suffices     func(runtime.Object) bool // see reader; nil: always
-}
-
-func newEvents[T any, P decodable[T]](body io.ReadCloser, dropped func()) *events[T, P] {
-	return &events[T, P]{stream: newStream(body), body: body, dropped: dropped}
 }
 
 // Close implements watch.Decoder.
-func (e *events[T, P]) Close() { _ = e.body.Close() }
+func (e *events) Close() { _ = e.body.Close() }
 
 // Decode implements watch.Decoder. It skips objects that can't be decoded.
-func (e *events[T, P]) Decode() (watch.EventType, runtime.Object, error) {
+func (e *events) Decode() (watch.EventType, runtime.Object, error) {
 	for {
 		e.from.part("object", maxObject)
 		kind, object, err := e.next()
-		if err != nil {
+		switch {
+		case err != nil:
 			return "", nil, err
-		}
-		if object != nil && endsList(watch.Event{Type: kind, Object: object}) {
-			e.most = 0
-		}
-		if e.listed++; e.most > 0 && e.listed > e.most && kind != watch.Error {
-			return "", nil, fmt.Errorf("streamed list of more than %d objects, twice the maximum", e.most)
-		}
-		if object != nil && e.suffices != nil && (kind == watch.Added || kind == watch.Modified) && !e.suffices(object) {
+		case object == nil:
+			e.dropped()
+		case (kind == watch.Added || kind == watch.Modified) && !e.enough(object):
 			return "", nil, io.EOF // The next watch continues before this event.
-		}
-		if object != nil {
+		default:
 			return kind, object, nil
 		}
-		e.dropped()
 	}
 }
 
 // next reads one event; its object is nil if it can't be decoded.
-func (e *events[T, P]) next() (kind watch.EventType, object runtime.Object, err error) {
+func (e *events) next() (kind watch.EventType, object runtime.Object, err error) {
 	if err := e.expect('{'); err != nil {
 		return "", nil, err
 	}
@@ -171,17 +158,14 @@ func (e *events[T, P]) next() (kind watch.EventType, object runtime.Object, err 
 		switch {
 		case err != nil:
 		case name == "type":
-			err = e.decode(&kind)
+			err = e.stream.decode(&kind)
 		case name == "object" && kind == watch.Error:
 			e.from.part("error", maxErrorBody)
 			status := &metav1.Status{}
-			err = e.decode(status)
+			err = e.stream.decode(status)
 			object = status
 		case name == "object":
-			read := new(T)
-			if err = e.decode(read); err == nil {
-				object = P(read).object()
-			} else if errors.Is(err, errWrongType) {
+			if object, err = e.form.decode(e.stream.decode); errors.Is(err, errWrongType) {
 				err = nil
 			}
 		default:

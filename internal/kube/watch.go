@@ -21,17 +21,15 @@ import (
 )
 
 // WatchConfig describes a Watch. Server, Equal, Count, Notify, Bounds and Metrics
-// may be left zero.
+// may be left zero, and one of ListWatch and Reader.
 type WatchConfig[T any] struct {
 	// Cluster and Kind name the watch in logs and metrics, such as "gcp" and "nodes".
 	Cluster, Kind string
 	// Server is shared by the watches of one API server; nil: no shared Server.
 	Server *Server
-	// ListWatch reads objects of the kind.
+	// ListWatch reads objects of the kind, Reader those of a cluster that isn't trusted.
 	ListWatch cache.ListerWatcher
-	// Object is an object of the kind, such as &corev1.Node{}; nil: ListWatch returns several
-	// types.
-	Object runtime.Object
+	Reader    *Reader
 	// Keep trims an object, or drops it by returning false. Its result must not reference
 	// the object. It is called from one goroutine at a time, without a lock.
 	Keep func(obj runtime.Object) (T, bool)
@@ -70,10 +68,11 @@ type Watch[T any] struct {
 	// quorum makes lists quorum reads, where API servers may otherwise respond from a stale
 	// cache.
 	quorum bool
+	// unstreamed is set where streamed lists aren't to be tried.
+	unstreamed bool
 
-	mu         sync.Mutex
-	generation uint64             // increased by renew
-	stop       context.CancelFunc // ends the current generation
+	mu   sync.Mutex
+	stop context.CancelFunc // ends follow
 }
 
 // NewWatch returns a watch that is empty and not synced until Run has read
@@ -95,10 +94,8 @@ func NewWatch[T any](cfg WatchConfig[T]) *Watch[T] {
 		Logger: cfg.Logger, Level: slog.LevelWarn, Failing: "too many objects", Over: "no more objects are rejected",
 		Kind: func(error) string { return "" }, // one line, whatever the number
 	}
-	w.store = newStore(cfg.Keep, cfg.Equal, w.changed)
-	w.store.quota = newQuota(cfg.Kind, cfg.Bounds)
+	w.store = newStore(cfg.Equal, newQuota(cfg.Kind, cfg.Bounds), w.changed)
 	w.store.rejectedChanged = w.rejectedChanged
-	w.store.impossible = w.dropped
 	return w
 }
 
@@ -118,21 +115,16 @@ func (w *Watch[T]) Run(ctx context.Context) error {
 	return nil
 }
 
-// follow lists and watches until ctx ends or renew is called.
+// follow lists and watches until ctx ends or Renew is called.
 func (w *Watch[T]) follow(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w.mu.Lock()
 	w.stop = cancel
-	w.store.begins(w.generation)
 	w.mu.Unlock()
 	// client-go logs each attempt; health logs failures once.
 	logger := run.ClientLog(w.cfg.Logger)
-	requests := observe(w.cfg.ListWatch, w.health, w.store)
-	requests.dropped, requests.count, requests.period = w.dropped, w.cfg.Count, w.relist
-	requests.quorum = w.quorum
-	defer requests.end()
-	reflector := cache.NewReflectorWithOptions(requests, w.cfg.Object, w.store, cache.ReflectorOptions{
+	reflector := cache.NewReflectorWithOptions(newRequests(w), nil, w.store, cache.ReflectorOptions{
 		Name:    w.String(),
 		Logger:  &logger,
 		Clock:   endingClock{ctx: ctx},
@@ -175,15 +167,10 @@ func retries() *wait.Backoff {
 }
 
 // Renew lists all objects again at once. The objects stay until the list succeeds.
-func (w *Watch[T]) Renew() { w.renew() }
-
-// renew starts a new list, and returns its generation. The objects stay until it succeeds.
-func (w *Watch[T]) renew() uint64 {
+func (w *Watch[T]) Renew() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.generation++
 	w.stop()
-	return w.generation
 }
 
 // Snapshot returns all objects, in no order and in a new slice, and whether the watch is

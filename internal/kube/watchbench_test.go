@@ -70,21 +70,21 @@ func (b *bench) watchBy(client Client) {
 }
 
 // wholeNodes reads nodes whole, metadataOfNodes as metadata only.
-func wholeNodes(client Client) *NodeReader {
+func wholeNodes(client Client) *Reader {
 	r := metadataOfNodes(client)
 	r.SetWhole(true)
 	return r
 }
 
-func metadataOfNodes(client Client) *NodeReader {
+func metadataOfNodes(client Client) *Reader {
 	return NewNodeReader(func() (Client, error) { return client, nil }, func(*metav1.PartialObjectMetadata) bool { return true })
 }
 
 func (b *bench) config(client Client) WatchConfig[node] {
 	return WatchConfig[node]{
-		Cluster:   "gcp",
-		Kind:      "nodes",
-		ListWatch: wholeNodes(client),
+		Cluster: "gcp",
+		Kind:    "nodes",
+		Reader:  wholeNodes(client),
 		Keep: func(obj runtime.Object) (node, bool) {
 			n, err := meta.Accessor(obj)
 			if err != nil {

@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
@@ -69,14 +68,14 @@ type drainMark struct{ drained bool }
 func NewSource(cfg *SourceConfig) *Source {
 	prefix := map[Kind]string{Merged: "global ", Exported: "exported "}[cfg.Set.Kind]
 	src := &Source{Set: cfg.Set, served: cfg.Served}
-	src.Services = feeds.NewTap(watchOf(cfg, prefix+"services", "service", &corev1.Service{}, kube.ReadServices(cfg.Client, metav1.NamespaceAll, selecting(cfg.Services)),
+	src.Services = feeds.NewTap(watchOf(cfg, prefix+"services", "service", kube.ReadServices(cfg.Client, metav1.NamespaceAll, selecting(cfg.Services)),
 		(*origin.Service).Equal, func(s *corev1.Service) (*origin.Service, bool) {
 			if cfg.Made(s) {
 				return nil, false
 			}
 			return origin.TrimService(s, cfg.LocalFirst), true
 		}))
-	src.Slices = feeds.NewTap(watchOf(cfg, prefix+"endpointslices", "endpointslice", &discoveryv1.EndpointSlice{}, kube.ReadEndpointSlices(cfg.Client, metav1.NamespaceAll, selecting(cfg.Slices)),
+	src.Slices = feeds.NewTap(watchOf(cfg, prefix+"endpointslices", "endpointslice", kube.ReadEndpointSlices(cfg.Client, selecting(cfg.Slices)),
 		(*origin.Slice).Equal, func(s *discoveryv1.EndpointSlice) (*origin.Slice, bool) {
 			if cfg.MadeSlice(s) {
 				return nil, false
@@ -85,7 +84,7 @@ func NewSource(cfg *SourceConfig) *Source {
 		}))
 	if cfg.Set.Kind == Exported {
 		src.Needed = feeds.NewGate()
-		src.Exports = feeds.NewTap(watchOf(cfg, "service exports", "serviceexport", &v1beta1.ServiceExport{}, kube.ReadServiceExports(cfg.Client),
+		src.Exports = feeds.NewTap(watchOf(cfg, "service exports", "serviceexport", kube.ReadServiceExports(cfg.Client),
 			(*mcs.Export).Equal, func(e *v1beta1.ServiceExport) (*mcs.Export, bool) { return mcs.TrimExport(e, cfg.Set.Local) }))
 	}
 	if cfg.Drained != "" {
@@ -95,9 +94,9 @@ func NewSource(cfg *SourceConfig) *Source {
 }
 
 // watchOf describes the watch of a resource.
-func watchOf[O runtime.Object, T any](cfg *SourceConfig, kind, resource string, object O, read cache.ListerWatcher, equal func(a, b *T) bool, trim func(O) (*T, bool)) kube.WatchConfig[*T] {
+func watchOf[O runtime.Object, T any](cfg *SourceConfig, kind, resource string, read *kube.Reader, equal func(a, b *T) bool, trim func(O) (*T, bool)) kube.WatchConfig[*T] {
 	return kube.WatchConfig[*T]{
-		Cluster: cfg.Set.Cluster, Server: cfg.Server, Kind: kind, Object: object, ListWatch: read, Count: cfg.Count(resource),
+		Cluster: cfg.Set.Cluster, Server: cfg.Server, Kind: kind, Reader: read, Count: cfg.Count(resource),
 		Keep: func(obj runtime.Object) (*T, bool) {
 			o, ok := obj.(O)
 			if !ok {
@@ -117,8 +116,8 @@ func selecting(selector labels.Selector) func(*metav1.ListOptions) {
 // the mirrors of other clusters may read. Only administrators of the cluster may change it.
 func newDrain(cfg *SourceConfig) *kube.Feed[drainMark] {
 	return kube.NewFeed(kube.WatchConfig[*drainMark]{
-		Cluster: cfg.Set.Cluster, Server: cfg.Server, Kind: "mark of being drained", Object: &corev1.Service{},
-		ListWatch: kube.ReadServices(cfg.Client, metav1.NamespaceDefault, func(options *metav1.ListOptions) {
+		Cluster: cfg.Set.Cluster, Server: cfg.Server, Kind: "mark of being drained",
+		Reader: kube.ReadServices(cfg.Client, metav1.NamespaceDefault, func(options *metav1.ListOptions) {
 			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, "kubernetes").String()
 		}),
 		Keep: func(obj runtime.Object) (*drainMark, bool) {

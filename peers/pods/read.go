@@ -26,9 +26,9 @@ import (
 // objects is a resource without Go types, for kube.ListWatch.
 type objects = kube.Resource[*unstructured.UnstructuredList]
 
-func watch[T any](s *Source, kind string, object runtime.Object, from cache.ListerWatcher, equal func(a, b T) bool, keep func(runtime.Object) (T, bool)) *kube.Watch[T] {
+func watch[T any](s *Source, kind string, from cache.ListerWatcher, equal func(a, b T) bool, keep func(runtime.Object) (T, bool)) *kube.Watch[T] {
 	return kube.NewWatch(kube.WatchConfig[T]{
-		Cluster: s.cfg.Cluster, Server: s.cfg.Server, Kind: kind, Object: object,
+		Cluster: s.cfg.Cluster, Server: s.cfg.Server, Kind: kind,
 		ListWatch: from, Keep: keep, Equal: equal, Notify: s.cfg.Changed, Logger: s.cfg.Logger, Metrics: s.cfg.Metrics,
 	})
 }

@@ -95,14 +95,14 @@ func New(cfg Config) *Source {
 		s.choice.Store(&Choice{"prefixes", "listed in SEMAPHORE_WG_POD_CIDRS"})
 	}
 	s.calico = &affinities{client: cfg.Dynamic, discovery: cfg.Discovery, node: cfg.Node}
-	s.pods = watch(s, "pods", &corev1.Pod{}, podsOf(cfg.Client, cfg.Node), Pod.Equal, func(o runtime.Object) (Pod, bool) {
+	s.pods = watch(s, "pods", podsOf(cfg.Client, cfg.Node), Pod.Equal, func(o runtime.Object) (Pod, bool) {
 		p, is := o.(*corev1.Pod)
 		if !is {
 			return Pod{}, false
 		}
 		return Trim(p)
 	})
-	s.blocks = watch(s, "blockaffinities", &unstructured.Unstructured{}, s.calico.listWatch(), func(a, b netip.Prefix) bool { return a == b },
+	s.blocks = watch(s, "blockaffinities", s.calico.listWatch(), func(a, b netip.Prefix) bool { return a == b },
 		func(o runtime.Object) (netip.Prefix, bool) {
 			u, is := o.(*unstructured.Unstructured)
 			if !is {
@@ -110,7 +110,7 @@ func New(cfg Config) *Source {
 			}
 			return block(u, cfg.Node)
 		})
-	s.cilium = watch(s, "ciliumnodes", &unstructured.Unstructured{}, ciliumNodeOf(cfg.Dynamic, cfg.Node), samePrefixes,
+	s.cilium = watch(s, "ciliumnodes", ciliumNodeOf(cfg.Dynamic, cfg.Node), samePrefixes,
 		func(o runtime.Object) ([]netip.Prefix, bool) {
 			u, is := o.(*unstructured.Unstructured)
 			if !is || u.GetName() != cfg.Node {

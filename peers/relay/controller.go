@@ -91,7 +91,7 @@ func New(cfg Config) *Controller {
 	c.ledger = keep.NewLedger(keep.LedgerConfig[v1alpha1.WireguardPeers]{Meta: metaOf, Notify: c.changed.Fire})
 	local := func() (kube.Client, error) { return cfg.Client, nil }
 	c.objects = kube.NewFeed(kube.WatchConfig[*v1alpha1.WireguardPeers]{
-		Cluster: cfg.Cluster, Kind: v1alpha1.Resource, Object: &v1alpha1.WireguardPeers{},
+		Cluster: cfg.Cluster, Kind: v1alpha1.Resource,
 		ListWatch: kube.ListWatch(kube.Of(local, func(client kube.Client) kube.Resource[*v1alpha1.WireguardPeersList] {
 			return client.WireguardPeers(cfg.Namespace)
 		}), nil),
@@ -114,7 +114,7 @@ func New(cfg Config) *Controller {
 		r := &cfg.Remotes[i]
 		trim := peers.NodeFor(cfg.Cluster, r.MaxPrefixes, r.PodSubnetsMap)
 		c.add(newSource(c, r.Name, r.Client, kube.WatchConfig[*v1alpha1.Spec]{
-			ListWatch: kube.ReadNodes(r.Client, nil), Bounds: r.Bounds,
+			Reader: kube.ReadNodes(r.Client), Bounds: r.Bounds,
 			Keep: func(obj runtime.Object) (*v1alpha1.Spec, bool) {
 				n, ok := obj.(*corev1.Node)
 				if !ok {

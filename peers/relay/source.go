@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
@@ -40,7 +38,7 @@ func newSource(c *Controller, cluster string, client func() (kube.Client, error)
 		cluster: cluster, c: c, trigger: reconcile.NewTrigger(), renewal: reconcile.NewTrigger(), set: newSet(false),
 	}
 	s.server = kube.NewServer(kube.ServerConfig{Cluster: cluster, StaleAfter: staleAfter, Ping: kube.Ping(client), Logger: c.Logger})
-	cfg.Cluster, cfg.Kind, cfg.Server, cfg.Object = cluster, "nodes", s.server, &corev1.Node{}
+	cfg.Cluster, cfg.Kind, cfg.Server = cluster, "nodes", s.server
 	cfg.Equal, cfg.Notify, cfg.Logger, cfg.Metrics = (*v1alpha1.Spec).Equal, s.trigger.Fire, c.Logger, c.Watches
 	s.nodes = kube.NewFeed(cfg)
 	s.loop = reconcile.NewLoop(reconcile.Config{

@@ -12,21 +12,15 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/synctest"
 )
 
-// unstreamed reads without streamed lists.
-type unstreamed struct{ *NodeReader }
-
-func (unstreamed) IsWatchListSemanticsUnSupported() bool { return true }
-
 // following is a watch of an API's nodes, as "name" if it was read whole, else as "(name)".
 type following struct {
-	reader *NodeReader
+	reader *Reader
 	watch  *Watch[string]
 	read   int // objects that were received
 	log    logtest.Buffer
@@ -40,12 +34,8 @@ func follow(ctx context.Context, t *testing.T, api *kubetest.API, plain bool, sp
 	client, err := NewClient(api.Config())
 	must(t, err)
 	f := &following{reader: NewNodeReader(func() (Client, error) { return client, nil }, publishes)}
-	var from cache.ListerWatcher = f.reader
-	if plain {
-		from = unstreamed{f.reader}
-	}
 	f.watch = NewWatch(WatchConfig[string]{
-		Cluster: "gcp", Kind: "nodes", ListWatch: from,
+		Cluster: "gcp", Kind: "nodes", Reader: f.reader,
 		Keep: func(o runtime.Object) (string, bool) {
 			f.read++
 			n, err := meta.Accessor(o)
@@ -60,6 +50,7 @@ func follow(ctx context.Context, t *testing.T, api *kubetest.API, plain bool, sp
 		Spread: func() time.Duration { return spread },
 		Logger: slog.New(slog.NewTextHandler(&f.log, nil)), Metrics: NewMetrics("test", "test_failures_total"),
 	})
+	f.watch.unstreamed = plain
 	go func() { _ = f.watch.Run(ctx) }()
 	return f
 }
