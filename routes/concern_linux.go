@@ -2,7 +2,6 @@ package routes
 
 import (
 	"bytes"
-	"net/netip"
 	"slices"
 	"syscall"
 
@@ -16,19 +15,37 @@ type watcher struct {
 	indices map[int32]bool // of links that had the name of a device of ours
 }
 
-func (w *watcher) concerns(msg syscall.NetlinkMessage) Concern {
+func (w *watcher) subscribe() (*nl.NetlinkSocket, error) {
+	socket, err := nl.Subscribe(unix.NETLINK_ROUTE,
+		unix.RTNLGRP_LINK,
+		unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
+		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
+		unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)
+	if w.Underlay != nil {
+		w.Underlay.invalidate() // Changes from here on cause events.
+	}
+	return socket, err
+}
+
+func (w *watcher) concerns(msg syscall.NetlinkMessage) (all Concern) {
 	switch msg.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-		return w.ofLink(msg.Data)
+		if all = w.ofLink(msg.Data); w.Underlay != nil && w.Underlay.concernsLink(msg) {
+			all |= ConcernUnderlay
+		}
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		return w.ofAddress(msg.Data)
+		all = ConcernAddresses
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
-		return ofRule(msg.Data)
+		all = ofRule(msg.Data)
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		return ofRoute(msg.Data)
-	default:
-		return 0
+		if all = ofRoute(msg.Data); w.Underlay != nil && w.Underlay.concernsRoute(msg.Data) {
+			all |= ConcernUnderlay
+		}
+	case unix.RTM_NEWNETCONF:
+		all = ofForwarding(msg.Data)
 	}
+	return all
 }
 
 // attribute returns the value of an attribute after a header of the given size; nil: none.
@@ -63,18 +80,6 @@ func (w *watcher) ofLink(data []byte) Concern {
 		return ConcernLinks | ConcernRoutes
 	}
 	return 0
-}
-
-func (w *watcher) ofAddress(data []byte) Concern {
-	local, ok := attribute(data, unix.SizeofIfAddrmsg, unix.IFA_LOCAL)
-	if ok && local == nil { // as of IPv6 without a peer address
-		local, ok = attribute(data, unix.SizeofIfAddrmsg, unix.IFA_ADDRESS)
-	}
-	addr, valid := netip.AddrFromSlice(local)
-	if !ok || !valid || w.Source == nil || w.Source(addr) {
-		return ConcernAddresses | ConcernRoutes
-	}
-	return ConcernAddresses
 }
 
 // ofRule recognizes our rules by their protocol. Kernels before 4.17 don't send it: then

@@ -4,11 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"os"
 	"strings"
-	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -215,29 +213,14 @@ func hostLinks(family int, pods []netip.Prefix, confs map[int]netconf, forwards 
 	return links, nil
 }
 
-// NewForwardingMonitor returns a monitor that calls notify when forwarding was switched on or
-// off, or a link without forwarding was added, and after each subscription. See
-// [MonitorConfig] for notify.
-func NewForwardingMonitor(log *slog.Logger, notify func()) *Monitor {
-	return &Monitor{
-		name: "forwarding monitor", log: log, notify: func(Concern) { notify() }, buffer: monitorBuffer,
-		subscribed: func() (*nl.NetlinkSocket, error) {
-			return nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)
-		},
-		concerns: concernsForwarding, everything: ConcernForwarding,
-	}
-}
-
-func concernsForwarding(msg syscall.NetlinkMessage) Concern {
-	if msg.Header.Type != unix.RTM_NEWNETCONF {
-		return 0
-	}
-	conf, ok := parseNetconf(msg.Data)
+// ofForwarding recognizes that forwarding was switched on or off, or a link without it was added.
+func ofForwarding(data []byte) Concern {
+	conf, ok := parseNetconf(data)
 	switch {
 	case !ok:
 		return 0
 	// New links of hosts without IPv6 forwarding don't matter.
-	case msg.Data[0] == unix.AF_INET6 && conf.index != netconfAll:
+	case data[0] == unix.AF_INET6 && conf.index != netconfAll:
 		return 0
 	// A change has only this setting, a new link has all.
 	case conf.all && conf.forward:

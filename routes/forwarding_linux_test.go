@@ -138,7 +138,7 @@ func TestForwardingMonitor(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		addHost(t)
 		setting(t, "net/ipv6/conf/default/forwarding", "0")
-		events := start(t, NewForwardingMonitor(slog.New(slog.NewTextHandler(t.Output(), nil)), nil))
+		events := start(t, NewMonitor(MonitorConfig{Logger: slog.New(slog.NewTextHandler(t.Output(), nil))}))
 		quiet(t, events)
 		addDevice(t, "veth1")
 		select {

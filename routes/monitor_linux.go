@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
 	"syscall"
 	"time"
@@ -45,8 +44,8 @@ const (
 	// ConcernForwarding is what [ForwardingOff] reads.
 	ConcernForwarding
 
-	// ConcernAll is everything that a monitor of routes watches, after lost events.
-	ConcernAll = ConcernRoutes | ConcernLinks | ConcernAddresses
+	// ConcernAll is everything that a Monitor watches, after lost events.
+	ConcernAll = ConcernRoutes | ConcernLinks | ConcernAddresses | ConcernUnderlay | ConcernForwarding
 )
 
 // Monitor notifies of events of the kernel that may affect our objects there.
@@ -62,19 +61,17 @@ type Monitor struct {
 	everything Concern // after lost events
 }
 
-// MonitorConfig describes a monitor of routes.
+// MonitorConfig describes a monitor of links, addresses, routes and rules.
 type MonitorConfig struct {
 	Logger *slog.Logger
 	// Notify is called on the goroutine of Run and must not block. It carries no state:
 	// the receiver reads the kernel.
-	Notify  func(Concern)
-	Devices []string // names of our links
-	// Source reports whether adding or removing an address may change the source of
-	// routes; nil: always.
-	Source func(netip.Addr) bool
+	Notify   func(Concern)
+	Devices  []string  // names of our links
+	Underlay *Underlay // its paths are watched; nil: none
 }
 
-// NewMonitor returns a monitor of links, addresses, routes and policy rules that calls
+// NewMonitor returns a monitor of links, addresses, routes, policy rules and forwarding that calls
 // Notify
 //
 //   - when one of our links changed, was added or removed, also under another name: with
@@ -83,6 +80,8 @@ type MonitorConfig struct {
 //     routes with that source, and the source of IPv6 routes;
 //   - when one of our routes changed, or one in our table;
 //   - when one of our policy rules was added or removed;
+//   - when a link or a route of the underlay's paths changed;
+//   - when forwarding was switched on or off, or a link without it was added;
 //   - after each subscription, because earlier events are unknown.
 //
 // Other events cost only their reception.
@@ -90,7 +89,7 @@ func NewMonitor(cfg MonitorConfig) *Monitor {
 	w := &watcher{MonitorConfig: cfg, indices: map[int32]bool{}}
 	return &Monitor{
 		name: "route monitor", log: cfg.Logger, notify: cfg.Notify, buffer: monitorBuffer,
-		subscribed: subscribeToRoutes, concerns: w.concerns, everything: ConcernAll,
+		subscribed: w.subscribe, concerns: w.concerns, everything: ConcernAll,
 	}
 }
 
@@ -191,14 +190,6 @@ func receive(conn syscall.RawConn, buffer []byte) (messages []syscall.NetlinkMes
 	sender, ok := from.(*unix.SockaddrNetlink)
 	messages, err = syscall.ParseNetlinkMessage(buffer[:size])
 	return messages, ok && sender.Pid == nl.PidKernel, err
-}
-
-func subscribeToRoutes() (*nl.NetlinkSocket, error) {
-	return nl.Subscribe(unix.NETLINK_ROUTE,
-		unix.RTNLGRP_LINK,
-		unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
-		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
 }
 
 func subscribeToFilters() (*nl.NetlinkSocket, error) {

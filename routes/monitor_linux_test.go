@@ -78,7 +78,7 @@ func testRepair(t *testing.T, subnet string, disturb func(t *testing.T, table *T
 		}
 		pass()
 		monitor := NewMonitor(MonitorConfig{Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Devices: []string{"wireguard.gcp"}})
-		events := start(t, monitor)
+		events := startAll(t, monitor)
 		quiet(t, events)
 
 		disturb(t, table)
@@ -123,11 +123,7 @@ func repaired(t *testing.T, table *Table, subnet string) bool {
 func TestMonitorIgnoresUnrelatedRoutes(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		eth0 := addDevice(t, "eth0")
-		events := start(t, NewMonitor(MonitorConfig{
-			Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
-			// Links get link-local addresses asynchronously.
-			Source: func(netip.Addr) bool { return false },
-		}))
+		events := start(t, NewMonitor(MonitorConfig{Logger: slog.New(slog.NewTextHandler(t.Output(), nil))}))
 		quiet(t, events)
 
 		addRoute(t, netlink.Route{LinkIndex: eth0, Protocol: unix.RTPROT_BIRD, Scope: unix.RT_SCOPE_LINK}, "10.4.9.0/24")
@@ -192,7 +188,7 @@ func TestMonitorNotifiesOfInvalidEvents(t *testing.T) {
 		want Concern
 	}{
 		"link":                        {kind: unix.RTM_NEWLINK, want: ConcernLinks | ConcernRoutes},
-		"address":                     {kind: unix.RTM_DELADDR, want: ConcernAddresses | ConcernRoutes},
+		"address":                     {kind: unix.RTM_DELADDR, want: ConcernAddresses},
 		"policy rule":                 {kind: unix.RTM_DELRULE, want: ConcernRoutes},
 		"policy rule without a mark":  {kind: unix.RTM_DELRULE, data: make([]byte, unix.SizeofRtMsg), want: ConcernRoutes},
 		"route that is cut off":       {kind: unix.RTM_NEWROUTE, data: make([]byte, 3), want: ConcernRoutes},
@@ -217,10 +213,8 @@ func TestMonitorClassifiesEvents(t *testing.T) {
 		attrs.Name = "wireguard.gcp"
 		must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "gcp-peer"}))
 		eth0 := addDevice(t, "eth0")
-		source := netip.MustParseAddr("10.1.3.1")
 		monitor := NewMonitor(MonitorConfig{
 			Logger: slog.New(slog.DiscardHandler), Devices: []string{"wireguard.gcp"},
-			Source: func(a netip.Addr) bool { return a == source },
 		})
 		socket, err := monitor.subscribe()
 		must(t, err)
@@ -243,8 +237,7 @@ func TestMonitorClassifiesEvents(t *testing.T) {
 		}{
 			{"a link of others", func() { addDevice(t, "pod") }, 0},
 			{"our device", func() { must(t, netlink.LinkSetMTU(link(t, "wireguard.gcp"), 1400)) }, ConcernLinks | ConcernRoutes},
-			{"an address of others", func() { addAddress(t, "lo", "10.96.0.10/32", "fd96::10/128") }, ConcernAddresses},
-			{"the address that is the source", func() { addAddress(t, "lo", "10.1.3.1/32") }, ConcernAddresses | ConcernRoutes},
+			{"an address", func() { addAddress(t, "lo", "10.96.0.10/32", "fd96::10/128") }, ConcernAddresses},
 			{"a route elsewhere", func() { add(foreign("10.9.0.0/16", 0)); add(foreign("fd09::/48", 0)) }, 0},
 			{"a wider route", func() { add(foreign("10.0.0.0/8", 0)) }, 0},
 			{"a route to a part, IPv4", func() { add(foreign("10.4.9.0/24", 0)) }, 0},
@@ -263,7 +256,7 @@ func TestMonitorClassifiesEvents(t *testing.T) {
 			must(t, netlink.RouteDel(&mark))
 			// Links get link-local addresses asynchronously.
 			got := concernsUntil(t, monitor, socket, mark.Dst.IP)
-			if got&^ConcernAddresses != step.want&^ConcernAddresses || got&step.want != step.want {
+			if aside := ConcernAddresses | ConcernForwarding; got&^aside != step.want&^aside || got&step.want != step.want {
 				t.Errorf("%s: %b, want %b", step.name, got, step.want)
 			}
 		}
@@ -290,12 +283,24 @@ func concernsUntil(t *testing.T, monitor *Monitor, socket *nl.NetlinkSocket, end
 	}
 }
 
-// start runs the monitor and returns its notifications, at most one waiting.
+// start runs the monitor and returns its notifications, at most one waiting, except those of
+// addresses: links get link-local ones asynchronously.
 func start(t *testing.T, monitor *Monitor) <-chan struct{} {
+	t.Helper()
+	return notified(t, monitor, ConcernAll&^ConcernAddresses|ConcernFilter)
+}
+
+// startAll is start with those of addresses.
+func startAll(t *testing.T, monitor *Monitor) <-chan struct{} {
+	t.Helper()
+	return notified(t, monitor, ConcernAll)
+}
+
+func notified(t *testing.T, monitor *Monitor, of Concern) <-chan struct{} {
 	t.Helper()
 	events := make(chan struct{}, 1)
 	monitor.notify = func(c Concern) {
-		if c&^ConcernAddresses != 0 {
+		if c&of != 0 {
 			fire(events)
 		}
 	}

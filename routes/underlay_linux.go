@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"syscall"
 	"time"
@@ -21,26 +20,6 @@ import (
 func NewUnderlay(mark uint32) *Underlay {
 	look := func(to netip.Addr, mtus map[int]int) (cachedPath, error) { return lookUp(to, mark, mtus) }
 	return &Underlay{lookUp: look, now: time.Now}
-}
-
-// NewUnderlayMonitor returns a monitor that calls notify when a link or a route of u's paths
-// changed, and after each subscription. See [MonitorConfig] for notify.
-func NewUnderlayMonitor(log *slog.Logger, u *Underlay, notify func()) *Monitor {
-	return &Monitor{
-		name: "underlay monitor", log: log, notify: func(Concern) { notify() }, buffer: monitorBuffer,
-		subscribed: func() (*nl.NetlinkSocket, error) {
-			socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
-			u.invalidate() // Changes from here on cause events.
-			return socket, err
-		},
-		concerns: func(msg syscall.NetlinkMessage) Concern {
-			if u.concerns(msg) {
-				return ConcernUnderlay
-			}
-			return 0
-		},
-		everything: ConcernUnderlay,
-	}
 }
 
 // lookUp reads the route to an address, and its links. Path MTUs that the kernel learned
@@ -100,17 +79,7 @@ func (w *cachedPath) add(mtus map[int]int, index int, routed bool) error {
 	return nil
 }
 
-// concerns reports whether an event may have changed a path; true if in doubt.
-func (u *Underlay) concerns(msg syscall.NetlinkMessage) bool {
-	switch msg.Header.Type {
-	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-		return u.concernsLink(msg)
-	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		return u.concernsRoute(msg.Data)
-	}
-	return false
-}
-
+// concernsLink and concernsRoute report whether an event may have changed a path; true if in doubt.
 func (u *Underlay) concernsLink(msg syscall.NetlinkMessage) bool {
 	if len(msg.Data) < unix.SizeofIfInfomsg {
 		return true
