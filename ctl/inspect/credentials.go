@@ -15,25 +15,27 @@ type Report struct {
 	Program string
 	// Source is the command that shows the report, Err the error of reading it.
 	Source, Err string
+	Version     string
 	Credentials map[string]statuspage.CredentialCheck // by cluster
 }
 
 // Reports returns the reports of all programs of the cluster.
 func (c *Cluster) Reports() []Report {
+	type checks = map[string]statuspage.CredentialCheck
 	return slices.Concat(
-		reports(WireGuard, c.Agents, func(a *statuspage.Agent) map[string]statuspage.CredentialCheck { return a.Credentials }),
-		reports(ServiceMirror, c.Mirrors, func(m *statuspage.Mirror) map[string]statuspage.CredentialCheck { return m.Credentials }),
-		reports(NetworkPolicy, c.Policies, func(p *statuspage.Policy) map[string]statuspage.CredentialCheck { return p.Credentials }),
-		reports(Relay, c.Relays, func(r *statuspage.Relay) map[string]statuspage.CredentialCheck { return r.Credentials }),
+		reports(WireGuard, c.Agents, func(a *statuspage.Agent) (string, checks) { return a.Version, a.Credentials }),
+		reports(ServiceMirror, c.Mirrors, func(m *statuspage.Mirror) (string, checks) { return m.Version, m.Credentials }),
+		reports(NetworkPolicy, c.Policies, func(p *statuspage.Policy) (string, checks) { return p.Version, p.Credentials }),
+		reports(Relay, c.Relays, func(r *statuspage.Relay) (string, checks) { return r.Version, r.Credentials }),
 	)
 }
 
-func reports[R any](program string, of []Reported[R], credentials func(*R) map[string]statuspage.CredentialCheck) []Report {
+func reports[R any](program string, of []Reported[R], common func(*R) (string, map[string]statuspage.CredentialCheck)) []Report {
 	all := make([]Report, len(of))
 	for i := range of {
 		all[i] = Report{Pod: of[i].Pod, Program: program, Source: of[i].Source, Err: of[i].Err}
 		if of[i].Known() {
-			all[i].Credentials = credentials(of[i].Value)
+			all[i].Version, all[i].Credentials = common(of[i].Value)
 		}
 	}
 	return all

@@ -21,11 +21,10 @@ type cause struct {
 	explained               bool
 }
 
-// grouped is a cause with the number of its findings.
+// grouped is a cause with its reason.
 type grouped struct {
 	Cause
 	*reason
-	found int
 }
 
 func newCauses(clusters []*inspect.Cluster) *causes {
@@ -50,11 +49,27 @@ func (c *causes) add(r *reason, finding *Finding, of string) {
 	at, known := c.at[which]
 	if !known {
 		c.at[which] = len(c.all)
-		c.all = append(c.all, &grouped{Cause{ID: r.ID, Where: scope, What: r.text(finding), Evidence: finding.Evidence, Remedy: r.remedy(finding), Of: of}, r, 1})
+		c.all = append(c.all, &grouped{Cause{ID: r.ID, Where: scope, What: r.text(finding), Evidence: finding.Evidence, Remedy: r.remedy(finding), Of: of, Count: 1}, r})
 		return
 	}
-	c.all[at].found++
-	c.all[at].merge(&Cause{Where: scope, What: r.text(finding), Evidence: finding.Evidence, Remedy: r.remedy(finding)})
+	g := c.all[at]
+	more := &Cause{Count: 1, Where: scope, Evidence: finding.Evidence, Remedy: r.remedy(finding)}
+	if len(g.Evidence) < maxEvidence { // There may be millions.
+		more.What = r.text(finding)
+	}
+	g.merge(more)
+}
+
+// Line returns a cause in one line.
+func (c *Cause) Line() string {
+	line := c.ID + ": " + c.What
+	if len(c.Evidence) > 0 && !strings.Contains(c.What, c.Evidence[0].Text) {
+		line += ": " + c.Evidence[0].Text
+	}
+	if c.Count > 1 {
+		line += fmt.Sprintf(" (%d times)", c.Count)
+	}
+	return line
 }
 
 // maxRemedies bounds the remedies of a cause.
@@ -80,7 +95,7 @@ func (c *Cause) merge(other *Cause) {
 		}
 		c.Evidence = append(c.Evidence, e)
 	}
-	c.More += other.More
+	c.More, c.Count = c.More+other.More, c.Count+other.Count
 }
 
 // finish returns the causes and what they explain. It names what is common to the findings of each,
@@ -92,14 +107,14 @@ func (c *causes) finish() (roots, following []Cause) {
 	}
 	at, merged := map[node]*grouped{}, []*grouped{}
 	for _, g := range c.all {
-		if g.Many != "" && g.found > 1 {
+		if g.Many != "" && g.Count > 1 {
 			if g.mutual && g.Where.Node == "" && g.Where.Peer != "" {
 				g.Where = g.Where.turned()
 			}
 			if len(g.Evidence) < maxEvidence { // The first finding becomes evidence, too.
 				g.Evidence = slices.Insert(g.Evidence, 0, Evidence{Text: g.What})
 			}
-			g.What = fmt.Sprintf("%s, in %d cases", g.many(side(g.Where.Node, g.Where.Cluster), side(g.Where.Peer, g.Where.Remote)), g.found)
+			g.What = fmt.Sprintf("%s, in %d cases", g.many(side(g.Where.Node, g.Where.Cluster), side(g.Where.Peer, g.Where.Remote)), g.Count)
 		}
 		same := node{g.Cause.ID, g.Where.Cluster, g.Where.Node, g.Of != ""}
 		first := at[same]

@@ -135,20 +135,26 @@ func (f *Facts) relays() iter.Seq2[*inspect.Cluster, *inspect.Reported[statuspag
 	return reports(f, func(c *inspect.Cluster) []inspect.Reported[statuspage.Relay] { return c.Relays })
 }
 
-// Pair is the path from a node to a node of another cluster.
+// Pair is the path from a node to a node of another cluster. There may be millions.
 type Pair struct {
-	Scope
-	from, to *inspect.Cluster
-	node     *inspect.Node // the destination
-	first    bool          // it is the first pair of its source node
-	// agent is that of the source node; nil: no report. remote and peer are its view of the
-	// other cluster and node.
+	*start
+	node *inspect.Node    // the destination
+	peer *statuspage.Peer // of the source's agent
+	turn int              // index of the reverse pair
+}
+
+// start is what pairs of one node and one other cluster have in common.
+type start struct {
+	Cluster, Node, Remote string
+	from, to              *inspect.Cluster
+	first                 *inspect.Node // among the destinations
+	// agent is that of the node; nil: no report. remote is its view of the other cluster.
 	agent  *statuspage.Agent
 	remote *statuspage.Remote
-	peer   *statuspage.Peer
 	source string // of these
-	turn   int    // index of the reverse pair
 }
+
+func (p *Pair) scope() Scope { return Scope{p.Cluster, p.Node, p.Remote, p.node.Name} }
 
 // Pairs iterates over the pairs of all clusters' nodes, each in both directions.
 func (f *Facts) Pairs() iter.Seq[*Pair] {
@@ -188,7 +194,7 @@ func (f *Facts) makePairs() {
 			sources, destinations := f.site(from).all, f.site(to).all
 			for i := range sources {
 				name := sources[i].Name
-				p := Pair{from: from, to: to, agent: f.site(from).acting[name], source: f.status(from, name)}
+				p := &start{Cluster: from.Name, Node: name, Remote: to.Name, from: from, to: to, agent: f.site(from).acting[name], source: f.status(from, name)}
 				peers := map[string]*statuspage.Peer{}
 				if p.agent != nil {
 					p.remote = p.agent.Remote(to.Name)
@@ -199,10 +205,11 @@ func (f *Facts) makePairs() {
 					}
 				}
 				for j := range destinations {
-					p.node, p.first = &destinations[j], j == 0
-					p.Scope, p.peer = Scope{from.Name, name, to.Name, p.node.Name}, peers[p.node.Name]
-					p.turn = back + j*len(sources) + i
-					f.pairs = append(f.pairs, p)
+					node := &destinations[j]
+					if j == 0 {
+						p.first = node
+					}
+					f.pairs = append(f.pairs, Pair{p, node, peers[node.Name], back + j*len(sources) + i})
 				}
 			}
 		}

@@ -54,7 +54,8 @@ type Cause struct {
 	Where    Scope      `json:"where"`
 	What     string     `json:"what"`
 	Evidence []Evidence `json:"evidence"`
-	// More counts the findings whose evidence is omitted.
+	// Count is the number of findings, More that of those whose evidence is omitted.
+	Count  int    `json:"count"`
 	More   int    `json:"more,omitempty"`
 	Remedy string `json:"remedy"`
 	// Of is the reason that explains them; empty: none does.
@@ -105,20 +106,24 @@ func Diagnose(ctx context.Context, clusters []*inspect.Cluster, results *probe.R
 	}
 	rules, found, anything := rules(), map[string]scopes{}, scopes{}
 	causes := newCauses(clusters)
-	// explains returns the first of these reasons that explains a fault.
-	explains := func(s Scope, by []string) string {
-		at := slices.IndexFunc(by, func(id string) bool { return len(found[id]) > 0 && found[id].explain(s) })
-		if at < 0 {
-			return ""
-		}
-		return by[at]
-	}
 	for _, r := range all {
 		found[r.ID] = scopes{}
+		made := func(by []string) []string {
+			return slices.DeleteFunc(slices.Clone(by), func(id string) bool { return len(found[id]) == 0 })
+		}
+		explains := func(s Scope, by []string) string {
+			for _, id := range by {
+				if found[id].explain(s) {
+					return id
+				}
+			}
+			return ""
+		}
+		after, either := made(slices.Concat(r.ExplainedBy, r.EitherSide)), made(r.EitherSide)
 		rules[r.ID](f, func(finding Finding) {
-			of := cmp.Or(explains(finding.Scope, r.ExplainedBy), explains(finding.Scope, r.EitherSide), explains(finding.turned(), r.EitherSide))
+			of := cmp.Or(explains(finding.Scope, after), explains(finding.turned(), either))
 			if c := r.Cases[finding.Case]; of == "" && c != nil {
-				of = explains(finding.Scope, c.ExplainedBy)
+				of = explains(finding.Scope, made(c.ExplainedBy))
 			}
 			if of != "" {
 				d.Consequences++

@@ -24,7 +24,7 @@ func overlapping(f *Facts, found func(Finding)) {
 
 func remoteMissing(f *Facts, found func(Finding)) {
 	for p := range f.Pairs() {
-		if p.agent != nil && p.agent.Standby == nil && p.remote == nil && p.first {
+		if p.agent != nil && p.agent.Standby == nil && p.remote == nil && p.node == p.first {
 			found(Finding{Scope: Scope{Cluster: p.Cluster, Node: p.Node, Remote: p.Remote}, Evidence: says("the agent's report doesn't list it", p.source)})
 		}
 	}
@@ -103,14 +103,21 @@ func rejected(reason string) func(f *Facts, found func(Finding)) {
 					continue
 				}
 				finding := Finding{Scope: Scope{v.Cluster, v.Node, v.Remote, r.Node}, Evidence: says(r.Detail, v.source), Case: r.Reason, With: []string{"{why}", r.Reason}}
-				if former := f.former(v, r.Node); former != nil && reason == "duplicate_key" {
-					remote := f.cluster(v.Remote)
-					finding.Evidence = append(finding.Evidence, Evidence{former.Name + " isn't ready and publishes the same key and endpoint: the node was renamed", remote.Kubectl("get node %s -o yaml", former.Name)})
-					finding.Case, finding.With = "renamed", append(finding.With, "{delete}", remote.Kubectl("delete node %s", former.Name))
+				if reason == "duplicate_key" {
+					f.renamed(v, r.Node, &finding)
 				}
 				found(finding)
 			}
 		}
+	}
+}
+
+// renamed completes the finding about a node that has the key of its former name.
+func (f *Facts) renamed(v *view, node string, finding *Finding) {
+	if former := f.former(v, node); former != nil {
+		remote := f.cluster(v.Remote)
+		finding.Evidence = append(finding.Evidence, Evidence{former.Name + " isn't ready and publishes the same key and endpoint: the node was renamed", remote.Kubectl("get node %s -o yaml", former.Name)})
+		finding.Case, finding.With = "renamed", append(finding.With, "{delete}", remote.Kubectl("delete node %s", former.Name))
 	}
 }
 
@@ -187,7 +194,7 @@ func undone(f *Facts, found func(Finding)) {
 func peersOutdated(f *Facts, found func(Finding)) {
 	for p := range f.Pairs() {
 		if key := annotation(p.node, p.Cluster, "pubKey"); p.peer != nil && key != "" && p.peer.PublicKey != key {
-			found(Finding{Scope: p.Scope, Evidence: says("key in use "+p.peer.PublicKey+", published "+key, p.source)})
+			found(Finding{Scope: p.scope(), Evidence: says("key in use "+p.peer.PublicKey+", published "+key, p.source)})
 		}
 	}
 }

@@ -65,11 +65,11 @@ func loss(p, back *Pair) lost {
 func oneWay(f *Facts, found func(Finding)) {
 	seen := map[Scope]bool{}
 	for p := range f.Pairs() {
-		back, scope := f.back(p), p.Scope
+		back, scope := f.back(p), p.scope()
 		switch loss(p, back) {
 		case lostThere:
 		case lostBack:
-			scope = p.turned()
+			scope = scope.turned()
 		default:
 			continue
 		}
@@ -81,25 +81,20 @@ func oneWay(f *Facts, found func(Finding)) {
 }
 
 func blocked(f *Facts, found func(Finding)) {
-	seen := map[Scope]bool{}
 	for p := range f.Pairs() {
-		scope := p.Scope
-		if p.Cluster > p.Remote {
-			scope = p.turned()
-		}
-		if back := f.back(p); loss(p, back) == lostBoth && !seen[scope] {
-			seen[scope] = true
-			found(Finding{Scope: scope, Evidence: bothWays(p, back)})
+		// The reverse pair is the same.
+		if back := f.back(p); p.Cluster < p.Remote && loss(p, back) == lostBoth {
+			found(Finding{Scope: p.scope(), Evidence: bothWays(p, back)})
 		}
 	}
 }
 
 func pathDown(f *Facts, found func(Finding)) {
-	seen := map[Scope]bool{}
+	isDown := func(p *Pair) bool { s := p.state(); return s == "down" || s == "none" }
 	for p := range f.Pairs() {
-		if s := p.state(); (s == "down" || s == "none") && !seen[p.turned()] {
-			seen[p.Scope] = true
-			found(Finding{Scope: p.Scope, Evidence: bothWays(p, f.back(p))})
+		back := f.back(p)
+		if isDown(p) && (p.turn > back.turn || !isDown(back)) { // The reverse pair hasn't been found before.
+			found(Finding{Scope: p.scope(), Evidence: bothWays(p, back)})
 		}
 	}
 }
@@ -111,9 +106,9 @@ func bothWays(p, back *Pair) []Evidence {
 		switch {
 		case one == nil:
 		case one.peer != nil:
-			all = append(all, Evidence{fmt.Sprintf("%s to %s at %s: %s %s", one.Node, one.Peer, one.peer.Endpoint, one.state(), one.sign()), one.source})
+			all = append(all, Evidence{fmt.Sprintf("%s to %s at %s: %s %s", one.Node, one.node.Name, one.peer.Endpoint, one.state(), one.sign()), one.source})
 		case one == p:
-			all = append(all, Evidence{fmt.Sprintf("%s to %s: %s", one.Node, one.Peer, one.why()), one.source})
+			all = append(all, Evidence{fmt.Sprintf("%s to %s: %s", one.Node, one.node.Name, one.why()), one.source})
 		}
 	}
 	return all
@@ -127,8 +122,8 @@ func tooLarge(f *Facts, found func(Finding)) {
 		d := &p.remote.Device
 		switch {
 		case p.peer.Path != nil && p.peer.Path.SmallOnly:
-			found(Finding{Scope: p.Scope, Evidence: says(fmt.Sprintf("probes of %d bytes, the MTU of %s, are lost", d.MTU, d.Name), p.source)})
-		case d.LargestMTU > 0 && d.MTU > d.LargestMTU && p.first:
+			found(Finding{Scope: p.scope(), Evidence: says(fmt.Sprintf("probes of %d bytes, the MTU of %s, are lost", d.MTU, d.Name), p.source)})
+		case d.LargestMTU > 0 && d.MTU > d.LargestMTU && p.node == p.first:
 			found(Finding{
 				Scope: Scope{Cluster: p.Cluster, Node: p.Node, Remote: p.Remote}, Case: "device", With: []string{"{device}", d.Name},
 				Evidence: says(fmt.Sprintf("it is %d, and the path to %s allows %d", d.MTU, d.NarrowestEndpoint, d.LargestMTU), p.source),

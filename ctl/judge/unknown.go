@@ -51,7 +51,7 @@ func open(f *Facts, wrong scopes) []Open {
 	u.contacts(f)
 	for p := range f.Pairs() {
 		if state := p.state(); p.from.Kubernetes.Known() && state != "up" && state != "down" {
-			u.add(p.Scope, cmp.Or(p.why(), "no result of probes yet"), p.source, "the path from %s to %s", p.Node, p.Peer)
+			u.add(p.scope(), cmp.Or(p.why(), "no result of probes yet"), p.source, "the path from %s to %s", p.Node, p.node.Name)
 		}
 	}
 	for i := range f.podConnections() {

@@ -43,7 +43,7 @@ func TestPageInABrowser(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := Of(now, clusters).HTML(to); err != nil {
+			if err := view(t, clusters).HTML(to); err != nil {
 				t.Fatal(err)
 			}
 			size, _ := to.Seek(0, 1)
@@ -131,7 +131,7 @@ func TestPageOnAPhone(t *testing.T) {
 	clusters[1].Agents[0].Value.Remotes[0].Peers[2].Path.State = "down"
 	clusters[1].Agents[0].Value.Remotes[0].Peers[3].Path.SmallOnly = true
 	var page strings.Builder
-	if err := Of(now, clusters).HTML(&page); err != nil {
+	if err := view(t, clusters).HTML(&page); err != nil {
 		t.Fatal(err)
 	}
 	_, body, _ := strings.Cut(page.String(), "<title>") // After the content security policy.

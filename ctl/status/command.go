@@ -10,6 +10,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/ctl/judge"
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
@@ -17,7 +18,7 @@ import (
 const watchPeriod = 2 * time.Second
 
 const about = `Shows clusters in one view: the installed programs, the paths between all nodes of different
-clusters in both directions, and faults of mirrors and network sets.
+clusters in both directions, and what is wrong: doctor prints the causes among that with remedies.
 
 The reports of agents and controllers are read through the API servers: by running their
 command "status" in their pods, or by fetching their status page through the API server's
@@ -82,11 +83,10 @@ func Command(session *cli.Session) *cobra.Command {
 }
 
 func show(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, output string) error {
-	view := Of(time.Now(), inspect.Collect(ctx, clusters))
-	if err := ctx.Err(); err != nil {
-		return context.Cause(ctx)
+	view, err := Of(ctx, time.Now(), inspect.Collect(ctx, clusters))
+	if err != nil {
+		return err
 	}
-	var err error
 	switch output {
 	case "json":
 		err = cli.JSON(session.Out, view)
@@ -98,17 +98,20 @@ func show(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, ou
 	if err != nil {
 		return fmt.Errorf("print: %w", err)
 	}
-	return cli.Judged(len(view.Wrong) > 0, len(view.Unknown) > 0)
+	return cli.Judged(view.Verdict == judge.Wrong, view.Verdict == judge.Unknown)
 }
 
 // repeat refreshes the view on a cleared screen until ctx is done.
 func repeat(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, output string) error {
 	for {
 		bounded, cancel := session.Context(ctx)
-		view := Of(time.Now(), inspect.Collect(bounded, clusters))
+		view, err := Of(bounded, time.Now(), inspect.Collect(bounded, clusters))
 		cancel()
 		if ctx.Err() != nil {
 			return nil
+		}
+		if err != nil {
+			return err
 		}
 		// ECMA-48: move the cursor to the upper left, and clear the screen.
 		if _, err := fmt.Fprint(session.Out, "\x1b[H\x1b[2J"); err != nil {

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/ctl/judge"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
@@ -73,19 +74,8 @@ var meanings = map[string]string{
 	"rejected":     "this node's agent doesn't accept the node as a peer",
 }
 
-// Verdict returns a view in one line: wrong, unknown or well, and the line.
-func (v *View) Verdict() (state, line string) {
-	var all Counts
-	slowest := 0.0
-	for i := range v.Meshes {
-		m := &v.Meshes[i]
-		all.Up, all.Down, all.Unknown = all.Up+m.Counts.Up, all.Down+m.Counts.Down, all.Unknown+m.Counts.Unknown
-		for _, row := range m.Paths {
-			for j := range row {
-				slowest = max(slowest, row[j].RTT)
-			}
-		}
-	}
+// Summary returns a view in one line.
+func (v *View) Summary() string {
 	more := func(lines []string) string {
 		if len(lines) == 1 {
 			return lines[0]
@@ -94,21 +84,30 @@ func (v *View) Verdict() (state, line string) {
 	}
 	switch {
 	case len(v.Wrong) > 0:
-		return "wrong", cli.Count(len(v.Wrong), "fault") + ": " + more(v.Wrong)
+		return cli.Count(len(v.Wrong), "fault") + ": " + more(v.Wrong)
 	case len(v.Unknown) > 0:
-		return "unknown", "No fault is known, but " + cli.Are(len(v.Unknown), "thing") + " unknown: " + more(v.Unknown)
+		return "No fault is known, but " + cli.Are(len(v.Unknown), "thing") + " unknown: " + more(v.Unknown)
 	}
-	line = "No faults found: " + cli.Are(all.Up, "path") + " up"
+	up, slowest := 0, 0.0
+	for i := range v.Meshes {
+		up += v.Meshes[i].Counts.Up
+		for _, row := range v.Meshes[i].Paths {
+			for j := range row {
+				slowest = max(slowest, row[j].RTT)
+			}
+		}
+	}
+	line := "No faults found: " + cli.Are(up, "path") + " up"
 	if slowest > 0 {
 		line += ", the slowest with " + latency(slowest)
 	}
-	return "well", line
+	return line
 }
 
-// section returns the anchor of the matrix that a line is about; empty: none.
-func (v *View) section(line string) string {
+// section returns the anchor of the matrix that a finding is about; empty: none.
+func (v *View) section(of judge.Scope) string {
 	for i := range v.Meshes {
-		if strings.HasPrefix(line, v.Meshes[i].From+" to "+v.Meshes[i].To+": ") {
+		if of.Cluster == v.Meshes[i].From && of.Remote == v.Meshes[i].To {
 			return fmt.Sprint("m", i)
 		}
 	}
@@ -129,7 +128,6 @@ func (v *View) HTML(to io.Writer) error {
 		},
 		"bad":     (*Mesh).bad,
 		"class":   func(p *Path) string { return classes[p.class()].Name },
-		"verdict": func() []string { state, line := v.Verdict(); return []string{state, line} },
 		"section": v.section,
 		"meaning": func(sign string) string { return meanings[sign] },
 		"classes": func() []class { return classes },

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
@@ -41,20 +42,9 @@ func (v *View) imports(clusters []*inspect.Cluster) {
 			for _, cluster := range of.Exports {
 				one.Exports = append(one.Exports, fmt.Sprintf("%s (%d)", cluster, of.Endpoints[cluster]))
 			}
-			for _, fault := range one.Faults {
-				v.wrong(of.Clusters[0], "%s: import %s: %s", strings.Join(of.Clusters, ", "), s.Name, fault)
-			}
 			if len(v.Imports) < maxImports {
 				v.Imports = append(v.Imports, one)
 			}
-		}
-		if what := s.Disagree(); what != "" {
-			v.wrong(s.Compared()[0].Clusters[0], "import %s differs between clusters: %s", s.Name, what)
-		}
-	}
-	for _, c := range clusters {
-		if report, _ := c.ImportReport(); report != nil && report.Error != "" && len(shared) > 0 {
-			v.wrong(c.Name, "%s: imports: %s", c.Name, report.Error)
 		}
 	}
 }
@@ -94,7 +84,7 @@ func (i *Import) Cells() []string {
 	join := func(list []string) string { return strings.Join(list, ", ") }
 	faults := ""
 	if len(i.Faults) > 0 {
-		faults = some(i.Faults[:1], len(i.Faults))
+		faults = cli.Some(1, i.Faults...)
 	}
 	return []string{i.Name, i.Type, join(i.Ports), join(i.Exports), join(i.Clusters), join(i.Without), join(i.Refusing), faults}
 }

@@ -17,15 +17,15 @@ func TestVirtualSubnets(t *testing.T) {
 		clusters[0].Nodes.Value[i].Map = own
 	}
 	clusters[0].Nodes.Value[2].Map = "10.0.0.0/16=100.99.0.0/16"
-	view := Of(now, clusters)
+	v := view(t, clusters)
 	var text, page strings.Builder
-	if err := view.Text(&text, false); err != nil {
+	if err := v.Text(&text, false); err != nil {
 		t.Fatal(err)
 	}
-	if err := view.HTML(&page); err != nil {
+	if err := v.HTML(&page); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"aws: other clusters know its pods 10.0.0.0/16 as 100.77.0.0/16", "aws: other clusters know its pods fd00:4::/48 as fd00:77::/48", "aws: aws-3 publishes other virtual subnets than its cluster has in the settings"} {
+	for _, want := range []string{"aws: other clusters know its pods 10.0.0.0/16 as 100.77.0.0/16", "aws: other clusters know its pods fd00:4::/48 as fd00:77::/48", "virtual-subnets-differ: aws-3 has other virtual subnets than the settings of aws"} {
 		for _, got := range []string{text.String(), page.String()} {
 			if !strings.Contains(got, want) {
 				t.Errorf("no %q in\n%s", want, got)

@@ -62,7 +62,7 @@ func TestRefusedTokens(t *testing.T) {
 		var v statusView
 		code, err := a.ask(ctx, &v, "status", "aws", "gcp")
 		red := slices.ContainsFunc(v.Wrong, func(line string) bool {
-			return strings.HasPrefix(line, "aws: semaphore-wireguard on aws-1: a request to gcp with the credentials on disk: ") && strings.Contains(line, "Unauthorized")
+			return strings.HasPrefix(line, "token-refused: aws to gcp: ") && strings.Contains(line, "Unauthorized")
 		})
 		if err == nil && (code != 1 || !red) {
 			err = fmt.Errorf("code %d: %+v", code, v)
