@@ -71,10 +71,9 @@ type agent struct {
 	ports     tunnel.Ports    // of the remotes' devices
 
 	// What belongs to one task each.
-	host         *host
-	admission    *admission
-	unreplied    *unreplied
-	housekeeping *housekeeping
+	host      *host
+	admission *admission
+	unreplied *unreplied
 
 	remotes []*remote
 	table   []*task                         // all of them
@@ -91,7 +90,7 @@ const oneNode = "/api/v1/nodes?limit=1"
 // nothing in the kernel and makes no request.
 func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 	a := &agent{cfg: cfg, log: log, registry: prometheus.NewRegistry()}
-	a.unreplied, a.housekeeping = &unreplied{agent: a}, &housekeeping{agent: a}
+	a.unreplied = &unreplied{agent: a}
 	credentials, files, readLocally := cfg.Remotes, cfg.TokenFiles(), oneNode
 	if cfg.RemotesFrom == config.RemotesFromRelay {
 		credentials, files, readLocally = nil, nil, fmt.Sprintf("/apis/%s/namespaces/%s/%s?limit=1", v1alpha1.GroupVersion(), cfg.Namespace, v1alpha1.Resource)

@@ -39,8 +39,8 @@ func (a *agent) ruleset() routes.Ruleset {
 	return rules
 }
 
-// syncFilter installs the packet filter. In the pass that finds nothing to do it notes the
-// counts, so that their changes have a time without a reader of status or metrics.
+// syncFilter installs the packet filter. It notes the counts, so that their changes have a time
+// without a reader of status or metrics.
 func (h *host) syncFilter(ctx context.Context) (effect, error) {
 	if err := h.findRemoved(); err != nil {
 		return effect{}, err
@@ -57,9 +57,13 @@ func (h *host) syncFilter(ctx context.Context) (effect, error) {
 			a.happened(hostPrepared, r)
 		}
 	}
-	h.noteTranslation(ctx, rules)
-	if !changed && err == nil {
-		a.filterStatus(ctx)
+	state, statusErr := h.filter.Status(ctx, rules)
+	if state.Exit {
+		h.stops.note(time.Now(), state.Stopped)
+	}
+	// What can't be read doesn't change whether addresses are translated.
+	if statusErr == nil || errors.Is(statusErr, routes.ErrNoFilter) {
+		h.noteTranslation(ctx, len(rules.Map) > 0 && state.Translation)
 	}
 	return effect{rules, changed}, err
 }

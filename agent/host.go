@@ -13,12 +13,11 @@ import (
 
 // host is what all remotes need in the kernel of this node. Only its task changes it.
 type host struct {
-	agent    *agent
-	table    *routes.Table
-	filter   *routes.Filter
-	underlay *routes.Underlay
-	removed  removed // subnets of remotes that are no longer configured
-	stops    stops   // counts of the exit filter
+	agent   *agent
+	table   *routes.Table
+	filter  *routes.Filter
+	removed removed // subnets of remotes that are no longer configured
+	stops   stops   // counts of the exit filter
 
 	// src are the sources of routes, one per family at most; settled: not provisional ones.
 	src     []netip.Addr
@@ -33,13 +32,12 @@ type host struct {
 
 // newHost opens the routing table. It changes nothing.
 func newHost(a *agent) (*host, error) {
-	h := &host{agent: a, filter: routes.NewFilter(a.log), underlay: routes.NewUnderlay(a.cfg.Mark)}
+	h := &host{agent: a, filter: routes.NewFilter(a.log)}
 	h.addrs.Store(&[]netip.Addr{})
 	var err error
-	if h.table, err = routes.NewTable(a.log); err != nil {
+	if h.table, err = routes.NewTable(a.log, a.cfg.Mark); err != nil {
 		return nil, err
 	}
-	h.table.SetMark(a.cfg.Mark)
 	return h, nil
 }
 
@@ -53,7 +51,6 @@ func (h *host) steps() []*step {
 		a.repairing("routes", h.syncRoutes),
 		a.repairing("source addresses", h.syncSources),
 		a.repairing("forwarding", h.checkForwarding),
-		a.repairing("MTU", h.fitMTUs),
 	}
 }
 

@@ -9,29 +9,18 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
-// housekeeping is what needs no haste: the task waits for the disk, and for an engine that hangs.
-type housekeeping struct {
-	agent  *agent
-	tidied bool // see removeOrphans
-}
-
 // savePeers saves the last applied peers of all remotes.
-func (k *housekeeping) savePeers(ctx context.Context) error {
+func (a *agent) savePeers(ctx context.Context) error {
 	var errs []error
-	for _, r := range k.agent.remotes {
+	for _, r := range a.remotes {
 		errs = append(errs, r.controller.Save(ctx))
 	}
 	return errors.Join(errs...)
 }
 
 // removeOrphans removes the devices and the stored peers of remotes that are no longer
-// configured, since devices would go on accepting packets from their peers. Once is enough: only a
-// restart changes which remotes are configured.
-func (k *housekeeping) removeOrphans(ctx context.Context) error {
-	if k.tidied {
-		return nil
-	}
-	a := k.agent
+// configured, since devices would go on accepting packets from their peers.
+func (a *agent) removeOrphans(ctx context.Context) error {
 	configured := func(device string) bool {
 		return slices.ContainsFunc(a.remotes, func(r *remote) bool { return r.device.Name() == device })
 	}
@@ -51,7 +40,5 @@ func (k *housekeeping) removeOrphans(ctx context.Context) error {
 		}
 		a.log.Info("removed the device of a remote that is no longer configured", "cluster", l.Remote, "device", l.Name)
 	}
-	err = errors.Join(errs...)
-	k.tidied = err == nil
-	return err
+	return errors.Join(errs...)
 }

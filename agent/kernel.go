@@ -8,13 +8,17 @@ import (
 // monitors returns the tasks that wait for events of the kernel.
 func (a *agent) monitors() []run.Task {
 	changed := func() { a.happened(kernelChanged, nil) }
-	cfg := routes.MonitorConfig{Logger: a.log, Underlay: a.host.underlay, Notify: func(c routes.Concern) {
+	cfg := routes.MonitorConfig{Logger: a.log, Notify: func(c routes.Concern) {
 		changed()
 		if c&routes.ConcernLinks != 0 {
 			a.happened(linkChanged, nil)
 		}
+		if c&routes.ConcernUnderlay != 0 {
+			a.happened(underlayChanged, nil)
+		}
 	}}
 	for _, r := range a.remotes {
+		cfg.Underlays = append(cfg.Underlays, r.underlay)
 		cfg.Devices = append(cfg.Devices, r.device.Name())
 	}
 	return []run.Task{routes.NewMonitor(cfg), routes.NewFilterMonitor(a.log, changed)}

@@ -30,7 +30,7 @@ type remote struct {
 	fit    atomic.Pointer[fit] // nil: not known
 	fitted atomic.Int64        // last MTU given to the device by fitMTU
 
-	endpoints atomic.Pointer[[]netip.Addr] // of its peers, last known
+	underlay *routes.Underlay
 
 	refusal atomic.Pointer[error]          // see admission; nil: not checked yet
 	free    atomic.Pointer[[]netip.Prefix] // its subnets without those that collide with this node
@@ -56,8 +56,7 @@ func (r *remote) unreachable() bool {
 }
 
 func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, error) {
-	r := &remote{agent: a, cfg: cfg}
-	r.endpoints.Store(&[]netip.Addr{})
+	r := &remote{agent: a, cfg: cfg, underlay: routes.NewUnderlay(a.cfg.Mark)}
 	happened := func(c change) func() { return func() { a.happened(c, r) } }
 	var err error
 	r.device, err = tunnel.Open(tunnel.Config{
@@ -147,12 +146,7 @@ func (r *remote) syncPeers(ctx context.Context) (effect, error) {
 	}
 	before := r.controller.State().Repairs
 	err := r.controller.Reconcile(ctx)
-	state := r.controller.State()
-	if now := endpointsOf(state.Peers); !slices.Equal(now, *r.endpoints.Load()) {
-		r.endpoints.Store(&now)
-		r.agent.happened(endpointsChanged, r)
-	}
-	return effect{changed: state.Repairs != before}, err
+	return effect{changed: r.controller.State().Repairs != before}, err
 }
 
 // link returns the index of the link with the device's name; 0: none. seen is false

@@ -29,11 +29,11 @@ const (
 	pathChanged
 
 	nodesChanged
-	linkChanged      // a device's link or what serves it, or the MTU it should have
-	deviceChanged    // made or repaired by us, or with another listen port
-	endpointsChanged // of peers
-	sharedFound      // pod subnets with nodes inside, which the packet filter doesn't exempt yet
-	hostPrepared     // for a remote's peers
+	linkChanged     // a device's link or what serves it, or the MTU it should have
+	deviceChanged   // made or repaired by us, or with another listen port
+	underlayChanged // of the paths to peers, by the kernel
+	sharedFound     // pod subnets with nodes inside, which the packet filter doesn't exempt yet
+	hostPrepared    // for a remote's peers
 	sessionsDue
 )
 
@@ -43,7 +43,7 @@ func (c change) String() string {
 	for i, name := range []string{
 		"the kernel", "addresses of this host", "this node", "nodes or services of this cluster", "the local API server answers",
 		"addresses of this cluster", "refused remotes", "objects of the relay", "translation", "a path's state",
-		"remote nodes", "a link", "a device", "endpoints", "nodes inside pod subnets", "host is prepared for peers", "sessions are due",
+		"remote nodes", "a link", "a device", "paths to endpoints", "nodes inside pod subnets", "host is prepared for peers", "sessions are due",
 	} {
 		if c&(1<<i) != 0 {
 			all = append(all, name)
@@ -67,6 +67,8 @@ type task struct {
 
 // newTable returns all tasks. docs/architecture.md has the same table.
 func (a *agent) newTable() []*task {
+	orphans := a.step("orphans", a.removeOrphans)
+	orphans.on = refusalsChanged // Once is enough: only a restart changes which remotes are configured.
 	table := []*task{{
 		name: "this cluster", does: "what no endpoint or pod subnet of a remote may overlap",
 		on: localNodesChanged | thisNodeChanged | hostAddrsChanged, standby: true,
@@ -79,7 +81,7 @@ func (a *agent) newTable() []*task {
 		steps: []*step{a.step("service ranges", a.local.readServices)},
 	}, {
 		name: "host", does: "what all remotes need in the kernel of this node",
-		on:    kernelChanged | thisNodeChanged | refusalsChanged | deviceChanged | endpointsChanged | sharedFound,
+		on:    kernelChanged | thisNodeChanged | refusalsChanged | deviceChanged | sharedFound,
 		rate:  reconcile.Config{MinInterval: hostSpacing, Burst: hostBurst, Resync: slowPass, BackoffMax: slowPass},
 		steps: a.host.steps(),
 	}, {
@@ -95,7 +97,7 @@ func (a *agent) newTable() []*task {
 	}, {
 		name: "housekeeping", does: "saves the last applied peers, removes devices and peers of remotes that are no longer configured",
 		rate:  reconcile.Config{Resync: saveSpacing},
-		steps: []*step{a.step("save peers", a.housekeeping.savePeers), a.step("orphans", a.housekeeping.removeOrphans)},
+		steps: []*step{a.step("save peers", a.savePeers), orphans},
 	}}
 	if a.relayed != nil {
 		table = append(table, &task{
@@ -135,12 +137,12 @@ func (r *remote) newTable() []*task {
 	device.on = linkChanged | refusalsChanged
 	peers.observe = a.metrics.peerObserver(peers.name, r.device.Name())
 	return []*task{{
-		name: "remote" + of, does: "device and peers of the remote", remote: r,
-		on: hostAddrsChanged | thisNodeChanged | clusterAddrsChanged | refusalsChanged | nodesChanged | linkChanged | hostPrepared,
+		name: "remote" + of, does: "the remote's device, its peers, and the MTU of the paths to them", remote: r,
+		on: hostAddrsChanged | thisNodeChanged | clusterAddrsChanged | refusalsChanged | nodesChanged | linkChanged | underlayChanged | hostPrepared,
 		rate: reconcile.Config{
 			MinInterval: burstSpacing, RestShare: restShare, Resync: resync, BackoffMin: linkRetry, BackoffMax: slowPass, Due: r.controller.ReconcileDue,
 		},
-		steps: []*step{device, peers},
+		steps: []*step{device, peers, a.repairing("MTU"+of, r.fitMTU)},
 	}, {
 		name: "sessions" + of, does: "first handshakes, those with silent peers, and keepalives", remote: r, on: sessionsDue,
 		rate:  reconcile.Config{MinInterval: burstSpacing, Due: r.controller.TendDue},

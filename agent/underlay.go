@@ -16,42 +16,41 @@ type fit struct {
 	narrowest netip.Addr // the endpoint that limits it
 }
 
-// fitMTUs sets the devices' MTUs by the paths to their peers, unless configured, and
-// warns of configured ones that are too large. On the links of paths to peers inside pod
-// subnets a strict reverse path filter is made to consider marks.
-func (h *host) fitMTUs(context.Context) (effect, error) {
-	a := h.agent
-	of := make([][]netip.Addr, len(a.remotes))
-	var all []netip.Addr
-	for i, r := range a.remotes {
-		of[i] = *r.endpoints.Load()
-		all = append(all, of[i]...)
+// fitMTU sets the device's MTU by the paths to its peers, unless configured, and warns of a
+// configured one that is too large. On the links of paths to peers inside pod subnets a strict
+// reverse path filter is made to consider marks. Without paths the device keeps its MTU: a restart
+// must not change it for a moment.
+func (r *remote) fitMTU(context.Context) (effect, error) {
+	if r.refused() != nil {
+		return effect{}, nil
 	}
-	found, err := h.underlay.Paths(all)
+	paths, err := r.underlay.Paths(endpointsOf(r.controller.State().Peers))
 	if err != nil {
 		return effect{}, err
 	}
-	paths := make(map[netip.Addr]tunnel.UnderlayPath, len(found))
-	for _, p := range found {
-		paths[p.To] = p
-	}
-	for i, r := range a.remotes {
-		own := make([]tunnel.UnderlayPath, 0, len(of[i]))
-		for _, to := range of[i] {
-			if p, known := paths[to]; known {
-				own = append(own, p)
-			}
-		}
-		r.fitMTU(own)
-	}
-	var shared []netip.Prefix
-	for _, r := range a.remotes {
-		shared = append(shared, *r.shared.Load()...)
-	}
-	links := h.underlay.Links(func(to netip.Addr) bool {
+	shared := *r.shared.Load()
+	links := r.underlay.Links(func(to netip.Addr) bool {
 		return to.Is4() && slices.ContainsFunc(shared, func(s netip.Prefix) bool { return s.Contains(to) })
 	})
-	changed, err := h.table.ConsiderMarks(links)
+	changed, err := routes.ConsiderMarks(r.agent.log, links)
+	mtu, known := tunnel.MTUFor(paths)
+	if !known {
+		r.fit.Store(nil)
+		return effect{links, changed}, err
+	}
+	if r.cfg.MTU != 0 {
+		mtu = int(r.cfg.MTU)
+	} else if r.fitted.Swap(int64(mtu)) != int64(mtu) {
+		r.device.SetMTU(mtu)
+		r.agent.happened(linkChanged, r)
+	}
+	largest, narrowest, _ := tunnel.LargestMTU(paths)
+	now := fit{largest: largest, narrowest: narrowest.To}
+	if before := r.fit.Load(); mtu > largest && (before == nil || *before != now) {
+		r.agent.log.Warn("MTU exceeds the path to a peer: packets are fragmented",
+			"cluster", r.cfg.Name, "device", r.device.Name(), "mtu", mtu, "largest", largest, "endpoint", now.narrowest)
+	}
+	r.fit.Store(&now)
 	return effect{links, changed}, err
 }
 
@@ -68,27 +67,4 @@ func endpointsOf(peers []peers.Peer) []netip.Addr {
 		return routes.DocumentationAddrs()
 	}
 	return addrs
-}
-
-// fitMTU applies the paths to the remote's nodes. Without any, the device keeps its MTU:
-// a restart must not change it for a moment.
-func (r *remote) fitMTU(paths []tunnel.UnderlayPath) {
-	mtu, known := tunnel.MTUFor(paths)
-	if !known {
-		r.fit.Store(nil)
-		return
-	}
-	if r.cfg.MTU != 0 {
-		mtu = int(r.cfg.MTU)
-	} else if r.fitted.Swap(int64(mtu)) != int64(mtu) {
-		r.device.SetMTU(mtu)
-		r.agent.happened(linkChanged, r)
-	}
-	largest, narrowest, _ := tunnel.LargestMTU(paths)
-	now := fit{largest: largest, narrowest: narrowest.To}
-	if before := r.fit.Load(); mtu > largest && (before == nil || *before != now) {
-		r.agent.log.Warn("MTU exceeds the path to a peer: packets are fragmented",
-			"cluster", r.cfg.Name, "device", r.device.Name(), "mtu", mtu, "largest", largest, "endpoint", now.narrowest)
-	}
-	r.fit.Store(&now)
 }

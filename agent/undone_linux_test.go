@@ -24,7 +24,7 @@ import (
 func TestAnotherProgramUndoesRepairs(t *testing.T) {
 	nstest.QuickRoot(t)
 	silent := slog.New(slog.DiscardHandler)
-	table, err := routes.NewTable(silent)
+	table, err := routes.NewTable(silent, 0)
 	check(t, err)
 	defer table.Close()
 	for _, c := range []struct {

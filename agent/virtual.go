@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -66,21 +65,13 @@ func (d *admission) checkMap(named, all []routes.Occupied) error {
 // pods of this cluster.
 func (a *agent) translates() bool { return len(a.cfg.PodSubnetsMap) == 0 || a.host.translated.Load() }
 
-// noteTranslation reads whether the packet filter translates, after it was installed. What can't
-// be read doesn't change the answer.
-func (h *host) noteTranslation(ctx context.Context, rules routes.Ruleset) {
-	if len(rules.Map) == 0 {
+// noteTranslation notes whether the packet filter translates by a map.
+func (h *host) noteTranslation(ctx context.Context, translates bool) {
+	if h.translated.Swap(translates) == translates {
 		return
 	}
 	a := h.agent
-	state, err := h.filter.Status(ctx, rules)
-	if err != nil && !errors.Is(err, routes.ErrNoFilter) {
-		return
-	}
-	if h.translated.Swap(state.Translation) == state.Translation {
-		return
-	}
-	if state.Translation {
+	if translates {
 		a.log.InfoContext(ctx, "addresses of pods are translated", "map", a.cfg.PodSubnetsMap.String())
 	} else {
 		a.log.ErrorContext(ctx, "addresses of pods are no longer translated: packets to remotes are refused", "map", a.cfg.PodSubnetsMap.String())

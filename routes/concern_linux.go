@@ -22,8 +22,8 @@ func (w *watcher) subscribe() (*nl.NetlinkSocket, error) {
 		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
 		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
 		unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)
-	if w.Underlay != nil {
-		w.Underlay.invalidate() // Changes from here on cause events.
+	for _, u := range w.Underlays {
+		u.invalidate() // Changes from here on cause events.
 	}
 	return socket, err
 }
@@ -31,21 +31,27 @@ func (w *watcher) subscribe() (*nl.NetlinkSocket, error) {
 func (w *watcher) concerns(msg syscall.NetlinkMessage) (all Concern) {
 	switch msg.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-		if all = w.ofLink(msg.Data); w.Underlay != nil && w.Underlay.concernsLink(msg) {
-			all |= ConcernUnderlay
-		}
+		all = w.ofLink(msg.Data) | w.ofPaths(func(u *Underlay) bool { return u.concernsLink(msg) })
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		all = ConcernAddresses
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
 		all = ofRule(msg.Data)
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		if all = ofRoute(msg.Data); w.Underlay != nil && w.Underlay.concernsRoute(msg.Data) {
-			all |= ConcernUnderlay
-		}
+		all = ofRoute(msg.Data) | w.ofPaths(func(u *Underlay) bool { return u.concernsRoute(msg.Data) })
 	case unix.RTM_NEWNETCONF:
 		all = ofForwarding(msg.Data)
 	}
 	return all
+}
+
+// ofPaths asks all underlays, which record the change.
+func (w *watcher) ofPaths(concerns func(*Underlay) bool) (c Concern) {
+	for _, u := range w.Underlays {
+		if concerns(u) {
+			c = ConcernUnderlay
+		}
+	}
+	return c
 }
 
 // attribute returns the value of an attribute after a header of the given size; nil: none.

@@ -49,7 +49,7 @@ func TestNeighbourDiscoveryAmongPods(t *testing.T) {
 		}
 		b.do(t, b.host, func() error {
 			table := newTable(t)
-			table.SetMark(testMark)
+			table.mark = testMark
 			mustFence(t, table, subnet4, subnet6)
 			_, err := newFilter(t).Sync(t.Context(), rules)
 			return err
@@ -132,7 +132,7 @@ func TestEncryptedPacketsArriveWithoutTheSourceFilter(t *testing.T) {
 	}
 	b.do(t, b.host, func() error {
 		table := newTable(t)
-		table.SetMark(testMark)
+		table.mark = testMark
 		subnets := prefixes(subnet4, subnet6)
 		_, err := table.Sync(t.Context(), Desired(subnets, link(t, "wireguard.gcp").Attrs().Index, nil))
 		must(t, err)
@@ -167,7 +167,7 @@ func TestEncryptedPacketsOfNodesAmongPodsArrive(t *testing.T) {
 	b := newForgeBed(t)
 	b.do(t, b.host, func() error {
 		table := newTable(t)
-		table.SetMark(testMark)
+		table.mark = testMark
 		subnets := prefixes(subnet4, subnet6)
 		_, err := table.Sync(t.Context(), Desired(subnets, link(t, "wireguard.gcp").Attrs().Index, nil))
 		must(t, err)
@@ -249,7 +249,7 @@ func TestEncryptedPacketsLeaveAndDontLoop(t *testing.T) {
 	}
 	table := tunnelled(t, n)
 	n.do(t, n.host, func() error {
-		table.SetMark(testMark)
+		table.mark = testMark
 		mustFence(t, table, subnet4, subnet6)
 		_, err := newFilter(t).Sync(t.Context(), sharedRuleset())
 		return err

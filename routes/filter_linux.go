@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -27,10 +26,9 @@ import (
 // program's policy rule may come before ours and lead them elsewhere.
 //
 // The rules are in our own nf_tables table ([FilterTable]), in the network namespace of
-// the calling thread. It outlives the process. The methods may be called concurrently.
+// the calling thread. It outlives the process. Status may be called concurrently with Sync.
 type Filter struct {
 	log *slog.Logger
-	mu  sync.Mutex // held by Sync
 	// lacks is set once the kernel has refused what a hairpin needs, and nothing else.
 	lacks  bool
 	commit func(context.Context, ...object) error
@@ -46,8 +44,6 @@ func NewFilter(log *slog.Logger) *Filter { return &Filter{log: log, commit: comm
 // other rules are installed nevertheless. That pods can't reach each other by virtual addresses
 // is no error.
 func (f *Filter) Sync(ctx context.Context, want Ruleset) (changed bool, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	var first error
 	for _, with := range want.attempts() {
 		if with.hairpin && f.lacks {

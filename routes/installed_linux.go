@@ -11,8 +11,6 @@ import (
 // include the ones of earlier releases in the main table, and foreign routes there through a
 // device to a prefix of want, as the original tool leaves them. Those of our own table come first.
 func (t *Table) Installed(want []Route) ([]Route, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	own, err := t.read(nil)
 	if err != nil || t.settled {
 		return own.ours, err

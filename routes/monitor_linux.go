@@ -66,9 +66,9 @@ type MonitorConfig struct {
 	Logger *slog.Logger
 	// Notify is called on the goroutine of Run and must not block. It carries no state:
 	// the receiver reads the kernel.
-	Notify   func(Concern)
-	Devices  []string  // names of our links
-	Underlay *Underlay // its paths are watched; nil: none
+	Notify    func(Concern)
+	Devices   []string    // names of our links
+	Underlays []*Underlay // whose paths are watched
 }
 
 // NewMonitor returns a monitor of links, addresses, routes, policy rules and forwarding that calls
@@ -80,7 +80,7 @@ type MonitorConfig struct {
 //     routes with that source, and the source of IPv6 routes;
 //   - when one of our routes changed, or one in our table;
 //   - when one of our policy rules was added or removed;
-//   - when a link or a route of the underlay's paths changed;
+//   - when a link or a route of the underlays' paths changed;
 //   - when forwarding was switched on or off, or a link without it was added;
 //   - after each subscription, because earlier events are unknown.
 //

@@ -58,7 +58,7 @@ func addRoute(t *testing.T, r netlink.Route, to string) {
 
 func newTable(t *testing.T) *Table {
 	t.Helper()
-	table, err := NewTable(slog.New(slog.NewTextHandler(t.Output(), nil)))
+	table, err := NewTable(slog.New(slog.NewTextHandler(t.Output(), nil)), 0)
 	must(t, err)
 	t.Cleanup(table.Close)
 	return table

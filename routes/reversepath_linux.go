@@ -3,6 +3,7 @@ package routes
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 
@@ -21,7 +22,7 @@ const (
 // of a packet, where it is strict (rp_filter of 1): otherwise it drops the encrypted packets
 // of nodes inside pod subnets, which [Filter] marks. IPv6 has no such filter. changed reports
 // whether a setting was written.
-func (t *Table) ConsiderMarks(links []int) (changed bool, err error) {
+func ConsiderMarks(log *slog.Logger, links []int) (changed bool, err error) {
 	var errs []error
 	for _, index := range links {
 		l, err := netlink.LinkByIndex(index)
@@ -30,7 +31,7 @@ func (t *Table) ConsiderMarks(links []int) (changed bool, err error) {
 		}
 		if err == nil {
 			var set bool
-			set, err = t.considerMarks(l.Attrs().Name, index)
+			set, err = considerMarks(log, l.Attrs().Name, index)
 			changed = changed || set
 		}
 		if err != nil {
@@ -40,7 +41,7 @@ func (t *Table) ConsiderMarks(links []int) (changed bool, err error) {
 	return changed, errors.Join(errs...)
 }
 
-func (t *Table) considerMarks(name string, index int) (changed bool, err error) {
+func considerMarks(log *slog.Logger, name string, index int) (changed bool, err error) {
 	// The greater value of "all" and the link counts (networking/ip-sysctl).
 	filter, err := greater(name, "rp_filter")
 	if err != nil || filter != "1" {
@@ -60,7 +61,7 @@ func (t *Table) considerMarks(name string, index int) (changed bool, err error) 
 	if _, err := request.Execute(unix.NETLINK_ROUTE, 0); err != nil {
 		return false, fmt.Errorf("set src_valid_mark: %w", err)
 	}
-	t.log.Info("strict reverse path filter considers firewall marks now", "device", name, "src_valid_mark", 1)
+	log.Info("strict reverse path filter considers firewall marks now", "device", name, "src_valid_mark", 1)
 	return true, nil
 }
 

@@ -1,6 +1,7 @@
 package routes
 
 import (
+	"log/slog"
 	"os"
 	"strings"
 	"testing"
@@ -18,13 +19,12 @@ func TestConsiderMarks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
-				table := newTable(t)
 				index := addDevice(t, "eth0.7")
 				const conf = "/proc/sys/net/ipv4/conf/"
 				must(t, os.WriteFile(conf+"all/rp_filter", []byte(test.all), 0))
 				must(t, os.WriteFile(conf+"eth0.7/rp_filter", []byte(test.link), 0))
 				for range 2 {
-					_, err := table.ConsiderMarks([]int{index, 4711})
+					_, err := ConsiderMarks(slog.New(slog.DiscardHandler), []int{index, 4711})
 					must(t, err)
 				}
 				got, err := os.ReadFile(conf + "eth0.7/src_valid_mark")

@@ -80,17 +80,9 @@ type Fenced struct {
 	Passable []netip.Prefix
 }
 
-// SetMark sets the firewall mark of the tunnel's own packets, which pass the rules of Fence;
-// 0: none do.
-func (t *Table) SetMark(mark uint32) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.mark = mark
-}
-
 // Fence makes our policy rules exactly those for the remote pod subnets. A packet to such
 // a subnet follows the routes of our own table, its guard at least, whatever other tables
-// contain. A packet of this host that has all bits of the mark (see [Table.SetMark]) follows
+// contain. A packet of this host that has all bits of the mark (see [NewTable]) follows
 // the other rules and routes, as if there were none of ours. A forwarded packet never does,
 // whatever marks it.
 //
@@ -99,8 +91,6 @@ func (t *Table) SetMark(mark uint32) {
 // version's that refuse what finds no route, are removed after the new ones were installed. A subnet of a family
 // that the kernel doesn't support counts as fenced.
 func (t *Table) Fence(ctx context.Context, subnets []netip.Prefix) (Fenced, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	families := t.families()
 	have, stray, err := t.fences(families)
 	if err != nil {
@@ -165,8 +155,6 @@ func (t *Table) Fence(ctx context.Context, subnets []netip.Prefix) (Fenced, erro
 
 // Fenced returns the subnets that have rules of ours in the kernel, of whatever process.
 func (t *Table) Fenced() ([]netip.Prefix, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	have, _, err := t.fences(t.families())
 	var subnets []netip.Prefix
 	for _, f := range have {

@@ -229,7 +229,7 @@ func TestMarkedPacketsPassTheFence(t *testing.T) {
 			leads("a marked packet", netlink.RouteGetOptions{Mark: mark}, tunnel)
 			leads("one to which a network plugin has added bits", netlink.RouteGetOptions{Mark: mark | 0xf0000}, tunnel)
 		}
-		table.SetMark(mark)
+		table.mark = mark
 		changes := mustSync(t, table, Desired(subnets, wg, nil))
 		if changes.Added != 4 {
 			t.Errorf("%+v, want 4 routes", changes)
@@ -262,16 +262,16 @@ func TestMarkedPacketsPassTheFence(t *testing.T) {
 		mustSync(t, table, Desired(subnets, 0, nil))
 		all(0, eth)
 
-		table.SetMark(0x1033)
+		table.mark = 0x1033
 		if diff := cmp.Diff(Changes{Added: 2, Removed: 2}, mustFence(t, table, "10.4.0.0/16", "fd04::/48")); diff != "" {
 			t.Errorf("another mark (-want +got):\n%s", diff)
 		}
-		table.SetMark(0)
+		table.mark = 0
 		if diff := cmp.Diff(Changes{Removed: 4}, mustFence(t, table, "10.4.0.0/16", "fd04::/48")); diff != "" {
 			t.Errorf("no mark (-want +got):\n%s", diff)
 		}
 		all(0, 0)
-		table.SetMark(mark)
+		table.mark = mark
 		mustFence(t, table, "10.4.0.0/16")
 		if diff := cmp.Diff(Changes{Removed: 3}, mustFence(t, table)); diff != "" {
 			t.Errorf("no subnets (-want +got):\n%s", diff)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -21,21 +20,19 @@ var ErrInTheWay = errors.New("in the way")
 const netlinkTimeout = 10 * time.Second
 
 // Table is our routing table and our policy rules, in the network namespace it was opened in.
-// It is safe for concurrent use.
 type Table struct {
 	log     *slog.Logger
-	mu      sync.Mutex
 	handle  *netlink.Handle
 	dumps   *netlink.Handle // with lists filtered by the kernel, where supported
 	probe   func(family int) error
 	missing int    // missing families, last logged
-	mark    uint32 // see SetMark
+	mark    uint32 // of the tunnel's own packets, see Fence
 	settled bool   // see RemoveCopies
 }
 
-// NewTable opens the routing tables of the network namespace that the calling
-// thread is in.
-func NewTable(log *slog.Logger) (*Table, error) {
+// NewTable opens the routing tables of the network namespace that the calling thread is in. Packets
+// with the firewall mark, those of the tunnel itself, pass the rules of Fence; 0: none do.
+func NewTable(log *slog.Logger, mark uint32) (*Table, error) {
 	handle, err := openHandle()
 	if err != nil {
 		return nil, err
@@ -48,7 +45,7 @@ func NewTable(log *slog.Logger) (*Table, error) {
 	// Kernels before 4.20 don't support it, and list more than requested. Not set on the
 	// other handle, since it rejects the library's request for rules.
 	_ = dumps.SetStrictCheck(true)
-	return &Table{log: log, handle: handle, dumps: dumps, probe: probe}, nil
+	return &Table{log: log, mark: mark, handle: handle, dumps: dumps, probe: probe}, nil
 }
 
 func openHandle() (*netlink.Handle, error) {
@@ -82,8 +79,6 @@ func (t *Table) Close() {
 // packet that has just found the old route may fail with "network is unreachable" when the
 // kernel releases that.
 func (t *Table) Sync(ctx context.Context, want []Route) (Changes, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	families := t.families()
 	want = slices.DeleteFunc(slices.Clone(want), func(r Route) bool { return !has(families, r.Prefix.Addr()) })
 	p := pass{table: t, blocked: make(map[slot]bool)}
@@ -95,8 +90,6 @@ func (t *Table) Sync(ctx context.Context, want []Route) (Changes, error) {
 // those of our own table. Call it when routes and rules are installed: then the routes there
 // are no longer read, see [Table.Installed].
 func (t *Table) RemoveCopies(ctx context.Context) (Changes, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	if t.settled {
 		return Changes{}, nil
 	}

@@ -164,12 +164,12 @@ func TestPathsToEndpointsInsidePodSubnets(t *testing.T) {
 		setUp(t, "wg0")
 		setMTU(t, "wg0", 1420)
 		const mark = 0x1073
-		table.SetMark(mark)
+		table.mark = mark
 		subnets := prefixes(subnet4, subnet6)
 		mustSync(t, table, Desired(subnets, wg, nil))
 		mustFence(t, table, subnet4, subnet6)
 		u := NewUnderlay(mark)
-		notified := start(t, NewMonitor(MonitorConfig{Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Underlay: u}))
+		notified := start(t, NewMonitor(MonitorConfig{Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Underlays: []*Underlay{u}}))
 		<-notified // subscribed
 		to := addrs("10.4.7.2", "fd04::2")
 		want := func(mtu int) {
@@ -196,7 +196,7 @@ func TestUnderlayMonitorFollowsPaths(t *testing.T) {
 			looked[to]++
 			return lookUp(to, 0, mtus)
 		}
-		notified := start(t, NewMonitor(MonitorConfig{Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Underlay: u}))
+		notified := start(t, NewMonitor(MonitorConfig{Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Underlays: []*Underlay{u}}))
 		<-notified // subscribed
 
 		near, far, six := addrs("192.0.2.7")[0], addrs("8.8.8.8")[0], addrs("2001:db8::1")[0]
