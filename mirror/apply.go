@@ -108,7 +108,7 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], clust
 			case c.Verb == verbDelete:
 				w.Want = 0
 			}
-			past.Wrote(ctx, want.Name, time.Now(), w, uint64(done.sum), done.differs...)
+			past.Wrote(ctx, want.Name, time.Now(), w, uint64(done.sum))
 		}
 		if err == nil {
 			continue
@@ -160,8 +160,7 @@ func (c *Change) write(have *Observed, want *Service) keep.Write {
 
 // response is the object in the response to a write; zero: it was deleted.
 type response struct {
-	sum     sum
-	differs []string // fields that aren't as requested
+	sum sum
 	// instead is what it has instead of what was refused: see mcs.Accepted.
 	instead []string
 }
@@ -177,7 +176,7 @@ func (r response) owned(o identity, owners []metav1.OwnerReference) response {
 		owner = of.UID
 	}
 	if o.owner != owner {
-		r.sum, r.differs = r.sum^notOwned, append(r.differs, "metadata.ownerReferences")
+		r.sum ^= notOwned
 	}
 	return r
 }
@@ -318,7 +317,7 @@ func (a *applier) service(ctx context.Context, k origin.Key, have *ObservedServi
 	}
 	ledger.Wrote(o)
 	log.InfoContext(ctx, "service written", "verb", c.Verb)
-	done := response{o.sum, differing(c.want, o.sum, ownService(object, m), ownService(made, m)), instead}
+	done := response{o.sum, instead}
 	if c.Object == aDerived {
 		return done.owned(o.identity, object.OwnerReferences), nil
 	}
@@ -421,16 +420,13 @@ func (w *sliceWriter) write(ctx context.Context, have *ObservedSlice, owner type
 		w.log.DebugContext(ctx, "deleting endpoint slice", "service", w.want.Name, "slice", c.Name)
 		return response{}, deleted(w.ledger, have, w.api.Delete(ctx, w.name, exactly(c.have)))
 	}
-	var object, made *discoveryv1.EndpointSlice
+	var made *discoveryv1.EndpointSlice
 	var instead []string
 	var err error
 	if c.Slice == nil {
 		made, err = w.patch(ctx, nil, storing)
-		if object = made.DeepCopy(); err == nil {
-			object.Ports = c.Ports
-		}
 	} else {
-		object = c.Slice.object(w.home, w.want, owner)
+		object := c.Slice.object(w.home, w.want, owner)
 		made, instead, err = accepted(object, mcs.SliceOptions(object), func(o *discoveryv1.EndpointSlice, how writing) (*discoveryv1.EndpointSlice, error) {
 			if c.Verb == verbCreate {
 				return w.api.Create(ctx, o, how.create())
@@ -447,7 +443,7 @@ func (w *sliceWriter) write(ctx context.Context, have *ObservedSlice, owner type
 	o := w.observed(made)
 	w.ledger.Wrote(o)
 	w.log.DebugContext(ctx, "endpoint slice written", "service", w.want.Name, "slice", c.Name, "endpoints", len(made.Endpoints))
-	return response{o.sum, differing(c.want, o.sum, ownSlice(object, w.marks), ownSlice(made, w.marks)), instead}.owned(o.identity, w.owners), nil
+	return response{o.sum, instead}.owned(o.identity, w.owners), nil
 }
 
 // patch makes a slice the given object; nil: it restricts its ports.
@@ -519,7 +515,7 @@ func (a *applier) serviceImport(ctx context.Context, k origin.Key, have *Observe
 	o := a.sums.observedImport(made)
 	ledger.Wrote(o)
 	a.log.InfoContext(ctx, "service import written", "verb", c.Verb, "import", k.String(), "clusters", want.Clusters)
-	return response{o.sum, differing(c.want, o.sum, ownImport(object), ownImport(made)), instead}, nil
+	return response{o.sum, instead}, nil
 }
 
 // importPatch replaces the spec, and all labels and annotations: exported ones that are no

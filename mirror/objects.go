@@ -1,10 +1,8 @@
 package mirror
 
 import (
-	"bytes"
 	"encoding/json"
 	"hash/maphash"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -404,9 +402,7 @@ type ownFields struct {
 }
 
 // service hashes a Service.
-func (h summer) service(s *corev1.Service, m *marks) sum { return h.of(ownService(s, m)) }
-
-func ownService(s *corev1.Service, m *marks) ownFields {
+func (h summer) service(s *corev1.Service, m *marks) sum {
 	spec := corev1.ServiceSpec{
 		Type:                     s.Spec.Type,
 		Ports:                    slices.Clone(s.Spec.Ports),
@@ -432,15 +428,24 @@ func ownService(s *corev1.Service, m *marks) ownFields {
 	if len(spec.Selector) == 0 {
 		spec.Selector = nil
 	}
-	return ownFields{spec, only(s.Labels, m.labels...), only(s.Annotations, m.annotations...)}
+	return h.of(ownFields{spec, only(s.Labels, m.labels...), only(s.Annotations, m.annotations...)})
 }
 
 // slice hashes an EndpointSlice: its ports and the rest, so that withPorts needs only the
 // former.
 func (h summer) slice(s *discoveryv1.EndpointSlice, m *marks) sum {
-	rest := *s
-	rest.Ports = nil
-	return max(1, h.of(ownSlice(&rest, m))^h.ports(s.Ports))
+	endpoints := s.Endpoints
+	if len(endpoints) == 0 {
+		endpoints = nil // Empty and nil lists are equal in the API.
+	}
+	rest := h.of(ownFields{
+		struct {
+			Endpoints   []discoveryv1.Endpoint  `json:"endpoints"`
+			AddressType discoveryv1.AddressType `json:"addressType"`
+		}{endpoints, s.AddressType},
+		only(s.Labels, m.labels...), only(s.Annotations, m.annotations...),
+	})
+	return max(1, rest^h.ports(s.Ports))
 }
 
 func (h summer) ports(ports []discoveryv1.EndpointPort) sum {
@@ -452,34 +457,13 @@ func (h summer) withPorts(o *ObservedSlice, ports []discoveryv1.EndpointPort) su
 	return max(1, o.sum^h.ports(o.Ports)^h.ports(ports))
 }
 
-func ownSlice(s *discoveryv1.EndpointSlice, m *marks) ownFields {
-	// Empty and nil lists are equal in the API.
-	endpoints, ports := s.Endpoints, s.Ports
-	if len(endpoints) == 0 {
-		endpoints = nil
-	}
-	if len(ports) == 0 {
-		ports = nil
-	}
-	return ownFields{
-		struct {
-			Endpoints   []discoveryv1.Endpoint     `json:"endpoints"`
-			Ports       []discoveryv1.EndpointPort `json:"ports"`
-			AddressType discoveryv1.AddressType    `json:"addressType"`
-		}{endpoints, ports, s.AddressType},
-		only(s.Labels, m.labels...), only(s.Annotations, m.annotations...),
-	}
-}
-
 // serviceImport hashes a ServiceImport: all but its status.
-func (h summer) serviceImport(i *v1beta1.ServiceImport) sum { return h.of(ownImport(i)) }
-
-func ownImport(i *v1beta1.ServiceImport) ownFields {
+func (h summer) serviceImport(i *v1beta1.ServiceImport) sum {
 	spec := i.Spec
 	if len(spec.Ports) == 0 {
 		spec.Ports = []v1beta1.ServicePort{}
 	}
-	return ownFields{spec, i.Labels, i.Annotations}
+	return h.of(ownFields{spec, i.Labels, i.Annotations})
 }
 
 // status hashes the status of an import, without times.
@@ -504,45 +488,6 @@ func only(all map[string]string, keys ...string) map[string]string {
 		}
 	}
 	return some
-}
-
-// differing returns the names of the fields in which a response differs from a request, such
-// as spec.ports; none if their sums are equal.
-func differing(want, got sum, request, response ownFields) []string {
-	if want == got {
-		return nil
-	}
-	var differs []string
-	a, b := flat(request), flat(response)
-	for field := range b {
-		if _, known := a[field]; !known {
-			a[field] = nil
-		}
-	}
-	for _, field := range slices.Sorted(maps.Keys(a)) {
-		if !bytes.Equal(a[field], b[field]) {
-			differs = append(differs, field)
-		}
-	}
-	return differs
-}
-
-// flat returns the fields of an object as JSON, by name.
-func flat(own ownFields) map[string]json.RawMessage {
-	all := map[string]json.RawMessage{}
-	// Neither fails for these types.
-	add := func(name string, value any) {
-		fields := map[string]json.RawMessage{}
-		if text, err := json.Marshal(value); err == nil && json.Unmarshal(text, &fields) == nil {
-			for field, of := range fields {
-				all[name+"."+field] = of
-			}
-		}
-	}
-	add("spec", own.Spec)
-	add("metadata.labels", own.Labels)
-	add("metadata.annotations", own.Annotations)
-	return all
 }
 
 // exposed returns what a desired slice exposes.

@@ -221,7 +221,7 @@ func (w *writer) wrote(ctx context.Context, verb string, c Change, set *calico.G
 // note records a successful write and the response; nil: the object is deleted.
 func (w *writer) note(ctx context.Context, c *Change, response *Observed) {
 	attempt := c.attempt()
-	w.c.past.Wrote(ctx, w.id, time.Now(), &attempt, c.outcome(response), "metadata.labels or spec.nets")
+	w.c.past.Wrote(ctx, w.id, time.Now(), &attempt, c.outcome(response))
 	w.c.removals.over(c.Name)
 }
 

@@ -61,7 +61,6 @@ type written struct {
 	undone    int       // number of earlier writes in a row that were undone
 	since     time.Time // of the first one of these
 	by        string    // who has undone the last one; empty: unknown
-	fields    []string
 }
 
 func (w *written) returned() bool { return w.got != w.want }
@@ -145,11 +144,11 @@ func (o *Overrides[K]) Review(key K, now time.Time, writes []Write) []time.Durat
 }
 
 // Wrote records a successful write. Got is a fingerprint of the object in the response; 0: it
-// is deleted. Fields are those of the response that differ from the request.
-func (o *Overrides[K]) Wrote(ctx context.Context, key K, now time.Time, w *Write, got uint64, fields ...string) {
+// is deleted.
+func (o *Overrides[K]) Wrote(ctx context.Context, key K, now time.Time, w *Write, got uint64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	next := &written{want: w.Want, got: got, at: now, settled: now, since: now, fields: fields}
+	next := &written{want: w.Want, got: got, at: now, settled: now, since: now}
 	last := o.last[key][w.Object]
 	if last != nil && last.recent(now) {
 		next.undone, next.since, next.by = last.undone, last.since, last.by
@@ -241,7 +240,7 @@ func (o *Overrides[K]) of(key K, now time.Time) []statuspage.Override {
 func (w *written) override(object string) statuspage.Override {
 	v := statuspage.Override{Object: object, Since: w.since}
 	if w.returned() {
-		v.Returned, v.Fields, v.Next = true, w.fields, w.at.Add(Calm)
+		v.Returned, v.Next = true, w.at.Add(Calm)
 	} else {
 		v.By, v.Next = w.by, w.at.Add(w.wait(false))
 	}

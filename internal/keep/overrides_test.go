@@ -145,7 +145,7 @@ func TestOverridesAreReportedUntilTheyEnd(t *testing.T) {
 	o, now := NewOverrides[string](slog.New(slog.NewTextHandler(log, nil))), time.Unix(1e9, 0)
 	write := func(key string, have, got uint64) {
 		w := Write{Object: "service " + key, Have: have, Want: 1, By: "them"}
-		o.Wrote(t.Context(), key, now, &w, got, "spec.type")
+		o.Wrote(t.Context(), key, now, &w, got)
 	}
 	write("a", 0, 9)
 	write("b", 0, 9)
@@ -153,7 +153,7 @@ func TestOverridesAreReportedUntilTheyEnd(t *testing.T) {
 	write("c", 5, 1)
 	write("c", 5, 1)
 	open := o.Open(now)
-	if len(open) != 3 || open["a"][0].String() != "service a: the API server stores other values than those written: spec.type (an admission policy, a webhook, or a server that doesn't know the field)" ||
+	if len(open) != 3 || open["a"][0].String() != "service a: the API server stores other values than those written (an admission policy, a webhook, or a server that doesn't know a field)" ||
 		open["c"][0].String() != "service c: them changes it after each write" || open["c"][0].Next.Sub(now) != 2*firstWait || open["a"][0].Next.Sub(now) != Calm {
 		t.Errorf("%+v", open)
 	}

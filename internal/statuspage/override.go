@@ -3,7 +3,6 @@ package statuspage
 import (
 	"cmp"
 	"fmt"
-	"strings"
 	"time"
 )
 
@@ -14,10 +13,8 @@ type Override struct {
 	// policy, a webhook, or a server that doesn't know a field. Otherwise a client changed
 	// the object after writes.
 	Returned bool `json:"returned,omitempty"`
-	// Fields are those that differed in the response, By is the field manager of the last
-	// foreign change of the object; empty: unknown.
-	Fields []string `json:"fields,omitempty"`
-	By     string   `json:"by,omitempty"`
+	// By is the field manager of the last foreign change of the object; empty: unknown.
+	By string `json:"by,omitempty"`
 	// Since is the time of the first override, Next that of the next attempt if neither the
 	// desired nor the observed state changes.
 	Since time.Time `json:"since"`
@@ -27,11 +24,7 @@ type Override struct {
 // String says what happens to the object. It doesn't change while that is the same.
 func (o *Override) String() string {
 	if o.Returned {
-		what := "some fields"
-		if len(o.Fields) > 0 {
-			what = strings.Join(o.Fields, ", ")
-		}
-		return fmt.Sprintf("%s: the API server stores other values than those written: %s (an admission policy, a webhook, or a server that doesn't know the field)", o.Object, what)
+		return o.Object + ": the API server stores other values than those written (an admission policy, a webhook, or a server that doesn't know a field)"
 	}
 	return fmt.Sprintf("%s: %s changes it after each write", o.Object, cmp.Or(o.By, "another client"))
 }

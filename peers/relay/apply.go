@@ -81,12 +81,7 @@ func (c *Controller) change(ctx context.Context, key Key, have *v1alpha1.Wiregua
 	verb, stored, err := c.put(ctx, key, have, want)
 	c.Metrics.wrote(key.Cluster, verb, err)
 	if err == nil {
-		var fields []string
-		got := fingerprint(stored)
-		if got != w.Want {
-			fields = []string{"metadata.labels or spec"}
-		}
-		past.Wrote(ctx, key, time.Now(), &w, got, fields...)
+		past.Wrote(ctx, key, time.Now(), &w, fingerprint(stored))
 	}
 	return false, err
 }
