@@ -159,7 +159,7 @@ func try(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, tak
 	}
 	session.Say("testing connections with temporary pods in %s", probe.Namespace)
 	plan.Asks = judge.Asks(read)
-	results, err := probe.Mesh(ctx, readable, inspect.ReadAll(ctx, readable), plan)
+	results, err := probe.Mesh(ctx, readable, inspect.ReadForPods(ctx, readable), plan)
 	if results != nil && slices.ContainsFunc(results.Connections, func(l probe.Connection) bool { return l.Error+l.Datagrams != "" }) {
 		// What agents have counted meanwhile shows where packets end.
 		var reading sync.WaitGroup

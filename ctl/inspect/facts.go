@@ -102,12 +102,19 @@ func ReadInstalled(ctx context.Context, c *cli.Cluster) (Installed, error) {
 	return f.Installed, err
 }
 
-// ReadAll reads clusters, all at the same time.
-func ReadAll(ctx context.Context, clusters []*cli.Cluster) []*Facts {
+// ReadForPods reads what temporary pods need of clusters, all at the same time: their nodes, and what
+// is installed.
+func ReadForPods(ctx context.Context, clusters []*cli.Cluster) []*Facts {
 	all := make([]*Facts, len(clusters))
 	var group sync.WaitGroup
 	for i, c := range clusters {
-		group.Go(func() { all[i] = Read(ctx, c) })
+		group.Go(func() {
+			f := &Facts{Name: c.Name}
+			if all[i] = f; f.readVersion(ctx, c) {
+				f.need("nodes", f.readNodes(ctx, c))
+				f.need("the installed programs", f.readInstalled(ctx, c))
+			}
+		})
 	}
 	group.Wait()
 	return all
@@ -121,30 +128,18 @@ const answerTimeout = 20 * time.Second
 // names them; otherwise they are read.
 func Read(ctx context.Context, c *cli.Cluster, services ...netip.Prefix) *Facts {
 	f := &Facts{Name: c.Name}
-	first, cancel := context.WithTimeout(ctx, answerTimeout)
-	version, err := discovery.ToServerVersionInterfaceWithContext(c.Client.Discovery()).ServerVersionWithContext(first)
-	cancel()
-	if err != nil {
-		// All other requests would fail, too.
-		f.Unread = append(f.Unread, c.Unanswered(err))
+	if !f.readVersion(ctx, c) {
 		return f
 	}
-	f.Version = version.GitVersion
-	_, _ = fmt.Sscanf(version.Minor, "%d", &f.Minor) // Some providers write "30+".
 	if system, err := c.Client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{}); err == nil {
 		f.UID = system.UID
 	}
-	for what, read := range map[string]func(context.Context, *cli.Cluster) error{
-		"nodes": f.readNodes, "the API server's CA": f.readAuthority, "CoreDNS's configuration": f.readDNS, "the installed programs": f.readInstalled,
-	} {
-		if err := read(ctx, c); err != nil {
-			f.Unread = append(f.Unread, fmt.Errorf("read %s: %w", what, err))
-		}
-	}
+	f.need("nodes", f.readNodes(ctx, c))
+	f.need("the API server's CA", f.readAuthority(ctx, c))
+	f.need("CoreDNS's configuration", f.readDNS(ctx, c))
+	f.need("the installed programs", f.readInstalled(ctx, c))
 	f.readPlugin(ctx, c)
-	if err := f.readPods(ctx, c); err != nil {
-		f.Unread = append(f.Unread, fmt.Errorf("read the ranges of pods: %w", err))
-	}
+	f.need("the ranges of pods", f.readPods(ctx, c))
 	if f.Services = services; len(services) > 0 {
 		f.ServicesGiven = true
 	} else if err := f.readServices(ctx, c); err != nil {
@@ -157,6 +152,27 @@ func Read(ctx context.Context, c *cli.Cluster, services ...netip.Prefix) *Facts 
 	f.readServers(ctx, c)
 	f.readMultiCluster(ctx, c)
 	return f
+}
+
+// need notes the error of reading something.
+func (f *Facts) need(what string, err error) {
+	if err != nil {
+		f.Unread = append(f.Unread, fmt.Errorf("read %s: %w", what, err))
+	}
+}
+
+// readVersion sends the first request; without a response all others would fail, too.
+func (f *Facts) readVersion(ctx context.Context, c *cli.Cluster) bool {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	version, err := discovery.ToServerVersionInterfaceWithContext(c.Client.Discovery()).ServerVersionWithContext(ctx)
+	if err != nil {
+		f.Unread = append(f.Unread, c.Unanswered(err))
+		return false
+	}
+	f.Version = version.GitVersion
+	_, _ = fmt.Sscanf(version.Minor, "%d", &f.Minor) // Some providers write "30+".
+	return true
 }
 
 func (f *Facts) readNodes(ctx context.Context, c *cli.Cluster) (err error) {

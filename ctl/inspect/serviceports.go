@@ -28,19 +28,28 @@ type ServicePort struct {
 // key orders and identifies ports.
 func (p *ServicePort) key() string { return p.Service + " " + p.Port + " " + p.Family }
 
-// ReadServicePorts reads the EndpointSlices of a cluster's service mirror, in all namespaces.
-func ReadServicePorts(ctx context.Context, c *cli.Cluster) ([]ServicePort, error) {
-	names := map[string]string{} // of Services in our namespace, for clients
-	err := cli.List(ctx, c.Client.CoreV1().Services(cli.Namespace), metav1.ListOptions{LabelSelector: importSelector}, func(o *corev1.Service) error {
-		var s KubeService
+// ReadImports reads the mirrors and global services of a cluster, without endpoints and ports.
+func ReadImports(ctx context.Context, c *cli.Cluster) (all []KubeService, err error) {
+	err = cli.List(ctx, c.Client.CoreV1().Services(cli.Namespace), metav1.ListOptions{LabelSelector: importSelector}, func(o *corev1.Service) error {
+		s := KubeService{Headless: o.Spec.ClusterIP == corev1.ClusterIPNone, ClusterIPs: addresses(o.Spec.ClusterIPs)}
 		if err := s.imported(o); err != nil || s.Object == "" {
 			return err
 		}
-		names[s.Object] = s.DNS()
+		all = append(all, s)
 		return nil
 	})
+	return all, err
+}
+
+// ReadServicePorts reads the EndpointSlices of a cluster's service mirror, in all namespaces.
+func ReadServicePorts(ctx context.Context, c *cli.Cluster) ([]ServicePort, error) {
+	imports, err := ReadImports(ctx, c)
 	if err != nil {
 		return nil, fmt.Errorf("list Services: %w", err)
+	}
+	names := map[string]string{} // of Services in our namespace, for clients
+	for i := range imports {
+		names[imports[i].Object] = imports[i].DNS()
 	}
 	ports := map[string]*ServicePort{}
 	of := metav1.ListOptions{LabelSelector: discoveryv1.LabelManagedBy + "=" + ServiceMirror}

@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
@@ -184,7 +182,7 @@ func nodes(plan *probe.Plan, on, clusters []string) error {
 
 // run reads clusters, runs the tests, and judges the results.
 func run(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, plan probe.Plan, skip []string) (*Report, error) {
-	known, all := make([]cluster, len(clusters)), inspect.ReadAll(ctx, clusters)
+	known, all := make([]cluster, len(clusters)), inspect.ReadForPods(ctx, clusters)
 	var group sync.WaitGroup
 	for i, c := range clusters {
 		if err := missing(c.Name, plan.On[c.Name], all[i]); err != nil {
@@ -230,12 +228,6 @@ func missing(cluster string, chosen []string, f *inspect.Facts) error {
 	return nil
 }
 
-// Label and annotations of mirrors (docs/service-mirror.md).
-const (
-	mirrored = "mirrored-svc=true"
-	mark     = "mirror.semaphore.uw.io/"
-)
-
 // maxNames bounds the resolved names of each remote.
 const maxNames = 3
 
@@ -251,19 +243,14 @@ func know(ctx context.Context, c *cli.Cluster, f *inspect.Facts) cluster {
 	if !k.mirror {
 		return k
 	}
-	err := cli.List(ctx, c.Client.CoreV1().Services(cli.Namespace), metav1.ListOptions{LabelSelector: mirrored}, func(svc *corev1.Service) error {
-		remote := svc.Annotations[mark+"cluster"]
-		if remote == "" || svc.Annotations[mark+"name"] == "" || k.named[remote] >= maxNames {
-			return nil
+	imports, err := inspect.ReadImports(ctx, c)
+	for i := range imports {
+		// Headless: without ready pods it has no addresses.
+		if s := &imports[i]; s.Origin != "" && !s.Headless && len(s.ClusterIPs) > 0 && k.named[s.Origin] < maxNames {
+			k.addresses[s.DNS()] = s.ClusterIPs[0]
+			k.named[s.Origin]++
 		}
-		ip := svc.Spec.ClusterIP
-		if ip == "None" {
-			return nil // Headless: without ready pods it has no addresses.
-		}
-		k.addresses[svc.Annotations[mark+"name"]+"."+svc.Annotations[mark+"namespace"]+".svc.cluster."+remote] = ip
-		k.named[remote]++
-		return nil
-	})
+	}
 	if err != nil {
 		k.unlisted = "list services of " + cli.Namespace + ": " + err.Error()
 	}

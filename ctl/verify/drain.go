@@ -27,7 +27,7 @@ const (
 	drained = "drained" // the test
 	// drainMark is the annotation of the Service kubernetes that drains its cluster
 	// (docs/service-mirror.md).
-	drainMark = mark + "drained"
+	drainMark = "mirror.semaphore.uw.io/drained"
 	// drainFor is the default duration of the drained state, in which endpoints are withdrawn
 	// within seconds, and drainAtLeast its minimum.
 	drainFor, drainAtLeast = 20 * time.Second, 5 * time.Second
@@ -63,7 +63,7 @@ type other struct {
 // others meanwhile.
 func drain(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, plan probe.Plan, which string, lasts time.Duration) (*Report, error) {
 	d := &draining{Session: s, cluster: clusters[slices.IndexFunc(clusters, func(c *cli.Cluster) bool { return c.Name == which })], lasts: lasts}
-	return d.run(ctx, clusters, inspect.ReadAll(ctx, clusters), inspect.Collect(ctx, clusters), plan)
+	return d.run(ctx, clusters, inspect.ReadForPods(ctx, clusters), inspect.Collect(ctx, clusters), plan)
 }
 
 // run tests with what is known of clusters.

@@ -40,7 +40,7 @@ func (m *maintenance) slice(service, from string) *discoveryv1.EndpointSlice {
 	ready, port := true, int32(80)
 	return &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: cli.Namespace, Name: service + "-" + from, Annotations: map[string]string{mark + "cluster": from},
+			Namespace: cli.Namespace, Name: service + "-" + from, Annotations: map[string]string{"mirror.semaphore.uw.io/cluster": from},
 			Labels: map[string]string{discoveryv1.LabelManagedBy: inspect.ServiceMirror, discoveryv1.LabelServiceName: "gl-" + service},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &port}},
@@ -55,7 +55,7 @@ func newMaintenance(t *testing.T) *maintenance {
 	for _, service := range []string{"web", "db"} {
 		objects = append(objects, &corev1.Service{ObjectMeta: metav1.ObjectMeta{
 			Namespace: cli.Namespace, Name: "gl-" + service, Labels: map[string]string{"mirrored-svc": "true"},
-			Annotations: map[string]string{mark + "namespace": "shop", mark + "name": service},
+			Annotations: map[string]string{"mirror.semaphore.uw.io/namespace": "shop", "mirror.semaphore.uw.io/name": service},
 		}})
 	}
 	aws := fake.NewClientset(append(objects, m.slice("web", "aws"), m.slice("web", "gcp"), m.slice("db", "gcp"))...)
