@@ -28,6 +28,11 @@ type Underlay struct {
 	sorted      []netip.Addr              // keys of paths
 	mtus        map[int]int               // of the links of paths, by index
 	invalidated time.Time                 // last time that all were invalidated
+
+	// asked are the addresses of the last call of Paths, and found its result while it is current.
+	asked   []netip.Addr
+	found   []tunnel.UnderlayPath
+	current bool
 }
 
 // cachedPath is a cached path and its links.
@@ -38,12 +43,15 @@ type cachedPath struct {
 }
 
 // Paths returns the paths to the addresses, without those that have none. The cache keeps
-// only these addresses.
+// only these addresses. The result must not be changed.
 func (u *Underlay) Paths(to []netip.Addr) ([]tunnel.UnderlayPath, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if now := u.now(); now.Sub(u.invalidated) >= trustedFor {
-		u.paths, u.invalidated = nil, now
+		u.paths, u.current, u.invalidated = nil, false, now
+	}
+	if u.current && slices.Equal(u.asked, to) {
+		return u.found, nil
 	}
 	entries := make(map[netip.Addr]cachedPath, len(to))
 	for _, addr := range to {
@@ -77,6 +85,7 @@ func (u *Underlay) Paths(to []netip.Addr) ([]tunnel.UnderlayPath, error) {
 			u.mtus[index] = mtu
 		}
 	}
+	u.asked, u.found, u.current = slices.Clone(to), paths, true
 	return paths, nil
 }
 
@@ -99,7 +108,7 @@ func (u *Underlay) Links(match func(netip.Addr) bool) []int {
 func (u *Underlay) invalidate() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.paths = nil
+	u.paths, u.current = nil, false
 	u.invalidated = u.now()
 }
 
@@ -111,6 +120,7 @@ func (u *Underlay) linkChanged(index, mtu int) bool {
 	if before, used := u.mtus[index]; !used || before == mtu {
 		return false
 	}
+	u.current = false
 	delete(u.mtus, index) // until the next lookup
 	for addr, w := range u.paths {
 		if _, uses := w.links[index]; uses {
@@ -135,6 +145,7 @@ func (u *Underlay) routeChanged(prefix netip.Prefix) bool {
 			u.paths[addr] = cachedPath{}
 		}
 		changed = true
+		u.current = false
 	}
 	return changed
 }
