@@ -246,9 +246,9 @@ func podsOf(c *inspect.Cluster, program string) (n int32) {
 // ownFailing finds programs that can't read from the API server of their own cluster, or write
 // to it.
 func ownFailing(f *Facts, found func(Finding)) {
-	for t := range f.credentialChecks() {
-		if t.Remote == t.Cluster && t.Error != "" {
-			found(Finding{Scope: Scope{Cluster: t.Cluster, Node: t.Node}, Evidence: says(t.program+": "+t.Error, t.source)})
+	for c, t := range f.credentialChecks() {
+		if t.Remote == c.Name && t.Error != "" {
+			found(Finding{Scope: Scope{Cluster: c.Name, Node: t.Node}, Evidence: says(t.Program+": "+t.Error, t.Source)})
 		}
 	}
 	for _, w := range f.writes() {
@@ -259,10 +259,13 @@ func ownFailing(f *Facts, found func(Finding)) {
 }
 
 func tokenExpiring(f *Facts, found func(Finding)) {
-	for t := range f.credentialChecks() {
-		if t.cluster.Overdue(&t.CredentialCheck) {
-			left := t.Expires.Sub(t.cluster.Taken.Add(t.cluster.Clock.Value))
-			found(Finding{Scope: t.Scope, Evidence: says(fmt.Sprintf("%s: it expires at %s, in %s", t.program, t.Expires.UTC().Format(time.RFC3339), left.Round(time.Second)), t.source)})
+	for c, t := range f.credentialChecks() {
+		if c.Overdue(&t.CredentialCheck) {
+			left := t.Expires.Sub(c.Taken.Add(c.Clock.Value))
+			found(Finding{
+				Scope:    Scope{Cluster: c.Name, Node: t.Node, Remote: t.Remote},
+				Evidence: says(fmt.Sprintf("%s: it expires at %s, in %s", t.Program, t.Expires.UTC().Format(time.RFC3339), left.Round(time.Second)), t.Source),
+			})
 		}
 	}
 }

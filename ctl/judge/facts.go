@@ -410,28 +410,21 @@ func (f *Facts) unread() iter.Seq2[Scope, Evidence] {
 				return
 			}
 		}
-		for t := range f.credentialChecks() {
+		for c, t := range f.credentialChecks() {
 			// The own API server is another reason.
-			if t.Error != "" && t.Remote != t.Cluster && !yield(t.Scope, Evidence{t.program + ", with the credentials on disk: " + t.Error, t.source}) {
+			if t.Error != "" && t.Remote != c.Name && !yield(Scope{Cluster: c.Name, Node: t.Node, Remote: t.Remote}, Evidence{t.Program + ", with the credentials on disk: " + t.Error, t.Source}) {
 				return
 			}
 		}
 	}
 }
 
-// credentialCheck is the result of a program's request with the credentials on disk.
-type credentialCheck struct {
-	Scope
-	statuspage.CredentialCheck
-	cluster         *inspect.Cluster
-	program, source string
-}
-
-func (f *Facts) credentialChecks() iter.Seq[credentialCheck] {
-	return func(yield func(credentialCheck) bool) {
+// credentialChecks iterates over the results of requests with the credentials on disk.
+func (f *Facts) credentialChecks() iter.Seq2[*inspect.Cluster, inspect.CredentialCheck] {
+	return func(yield func(*inspect.Cluster, inspect.CredentialCheck) bool) {
 		for _, c := range f.Clusters {
 			for t := range c.CredentialChecks() {
-				if f.done() || !yield(credentialCheck{Scope{Cluster: c.Name, Node: t.Node, Remote: t.Remote}, t.CredentialCheck, c, t.Program, t.Source}) {
+				if f.done() || !yield(c, t) {
 					return
 				}
 			}

@@ -2,8 +2,10 @@ package judge
 
 import (
 	"maps"
+	"os"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -37,6 +39,19 @@ func TestReasons(t *testing.T) {
 			}
 		}
 		above[r.ID] = true
+	}
+}
+
+// TestReasonsAreDocumented looks for each reason in the table of docs/operating.md.
+func TestReasonsAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/operating.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id := range rules() {
+		if !strings.Contains(string(page), "`"+id+"`") {
+			t.Errorf("docs/operating.md doesn't name %s", id)
+		}
 	}
 }
 

@@ -154,9 +154,10 @@ func (u *unknown) contacts(f *Facts) {
 		}
 		u.add(w.Scope, why, w.source, "%s: whether %s knows the state of %s", w.Cluster, w.who, w.Remote)
 	}
-	for t := range f.credentialChecks() {
+	for c, t := range f.credentialChecks() {
 		if t.Unanswered() && t.Error == "" {
-			u.add(t.Scope, "no response to a request since "+t.Waiting.UTC().Format(time.RFC3339), t.source, "%s: whether the API server of %s answers %s", t.Cluster, t.Remote, t.program)
+			u.add(Scope{Cluster: c.Name, Node: t.Node, Remote: t.Remote}, "no response to a request since "+t.Waiting.UTC().Format(time.RFC3339), t.Source,
+				"%s: whether the API server of %s answers %s", c.Name, t.Remote, t.Program)
 		}
 	}
 	for c, m := range f.mirrors() {
