@@ -186,6 +186,11 @@ func schema(v values) object {
 		"cluster":  object{"type": "string", "description": "name of this cluster", "pattern": clusterName, "maxLength": 52},
 		"remotes":  object{"type": "object", "minProperties": 1, "propertyNames": name, "additionalProperties": one},
 		"settings": closed("settings of the programs", all),
+		"variables": object{
+			"type": "object", "additionalProperties": text, "propertyNames": object{"pattern": `^[-._a-zA-Z][-._a-zA-Z0-9]*$`},
+			"description": "further environment variables of all programs",
+		},
+		"calico": closed("", object{"pools": object{"enum": []string{"", "projectcalico.org/v3", "crd.projectcalico.org/v1"}}}),
 		"image": closed("", object{
 			"registry": text, "repository": object{"type": "string", "minLength": 1}, "tag": text,
 			"digest":     object{"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},

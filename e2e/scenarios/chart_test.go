@@ -210,6 +210,9 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"settings.remotesFrom=relay":                    "remotesFrom",
 		"metrics.podMonitors.enabled=true":              "podMonitors",
 		"relays.enabled=true":                           "relays",
+		"variables.HTTPS_PROXY=7":                       "/variables/HTTPS_PROXY",
+		"variables.a b=x":                               "a b",
+		"calico.pools=v3":                               "/calico/pools",
 	} {
 		out, err := exec.CommandContext(t.Context(), helm, chartArgs(t, "template", "aws", "--set", set)...).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), want) || !strings.Contains(string(out), "schema") {
@@ -223,6 +226,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"metrics.auth=true,relay.enabled=true,relay.extraEnv[0].name=SEMAPHORE_LISTEN_AUTH":                   "relay.extraEnv: SEMAPHORE_LISTEN_AUTH is set already",
 		"relay.enabled=true,wireguard.extraEnv[0].name=SEMAPHORE_REMOTES_FROM":                                "wireguard.extraEnv: SEMAPHORE_REMOTES_FROM is set already",
 		"wireguard.podPrefixes=calico,wireguard.extraEnv[0].name=SEMAPHORE_WG_POD_CIDRS":                      "wireguard.extraEnv: SEMAPHORE_WG_POD_CIDRS is set already",
+		"variables.SEMAPHORE_REMOTES=x":                                                                       "variables: SEMAPHORE_REMOTES is set already",
+		"settings.logLevel=debug,variables.SEMAPHORE_LOG_LEVEL=info":                                          "variables: SEMAPHORE_LOG_LEVEL is set already",
 		"serviceMirror.extraVolumes[0].name=probe":                                                            "serviceMirror.extraVolumes: probe is set already",
 		"wireguard.networkd=true,wireguard.extraVolumes[0].name=networkd-state":                               "wireguard.extraVolumes: networkd-state is set already",
 		"policy.extraVolumeMounts[0].name=x,policy.extraVolumeMounts[0].mountPath=/run/semaphore":             "policy.extraVolumeMounts: /run/semaphore is set already",
@@ -268,8 +273,9 @@ func TestChartValues(t *testing.T) {
 		"--set", "wireguard.podAnnotations.c=d,wireguard.extraEnv[0].name=GOGC,tokens.extraEnv[0].name=GOGC",
 		"--set", `policy.podAnnotations.cluster-autoscaler\.kubernetes\.io/safe-to-evict-local-volumes=probe\,more`,
 		"--set", "serviceMirror.enabled=false,networkPolicy.enabled=false",
+		"--set", "variables.HTTPS_PROXY=http://proxy:3128,calico.pools=projectcalico.org/v3",
 		"--set", "settings.logLevel=debug,settings.wgPeerMetrics=50,settings.mirrorSelector=,settings.wgSourceFilter=false",
-		"--set", "remotes.b-1.kubeconfig=/etc/semaphore/remotes/b-1.kubeconfig,remotes.b-1.podSubnets={10.6.0.0/16},remotes.b-1.wgListenPort=51841,remotes.b-1.maxObjects=1000000")...))
+		"--set", "remotes.b-1.kubeconfig=/etc/semaphore/remotes/b-1.kubeconfig,remotes.b-1.podSubnets={10.6.0.0/16,10.7.0.0/16,fd00:6::/48},remotes.b-1.wgListenPort=51841,remotes.b-1.maxObjects=1000000")...))
 	path := func(name string, fields ...string) any {
 		value, _, err := unstructured.NestedFieldNoCopy(objects[name], fields...)
 		must(t, err)
@@ -330,6 +336,12 @@ func TestChartValues(t *testing.T) {
 			t.Errorf("there is no %s", name)
 		}
 	}
+	for name, cidr := range map[string]string{"remote-b-1": "10.6.0.0/16", "remote-b-1-2": "10.7.0.0/16", "remote-b-1-ipv6": "fd00:6::/48", "remote-gcp": "10.4.0.0/16"} {
+		want := map[string]any{"cidr": cidr, "disabled": true, "natOutgoing": false, "disableBGPExport": true}
+		if diff := cmp.Diff(want, path("IPPool "+name, "spec")); diff != "" {
+			t.Errorf("pool %s: %s", name, diff)
+		}
+	}
 	var settings map[string]any
 	for name, o := range objects {
 		if strings.HasPrefix(name, "ConfigMap semaphore-") {
@@ -339,7 +351,7 @@ func TestChartValues(t *testing.T) {
 	want := map[string]any{
 		"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTES": "b-1,gcp", "SEMAPHORE_LOG_LEVEL": "debug", "SEMAPHORE_WG_PEER_METRICS": "50",
 		"SEMAPHORE_MIRROR_SELECTOR": "", "SEMAPHORE_WG_SOURCE_FILTER": "false",
-		"SEMAPHORE_REMOTE_B_1_KUBECONFIG": "/etc/semaphore/remotes/b-1.kubeconfig", "SEMAPHORE_REMOTE_B_1_POD_SUBNETS": "10.6.0.0/16",
+		"SEMAPHORE_REMOTE_B_1_KUBECONFIG": "/etc/semaphore/remotes/b-1.kubeconfig", "SEMAPHORE_REMOTE_B_1_POD_SUBNETS": "10.6.0.0/16,10.7.0.0/16,fd00:6::/48", "HTTPS_PROXY": "http://proxy:3128",
 		"SEMAPHORE_REMOTE_B_1_WG_LISTEN_PORT": "51841", "SEMAPHORE_REMOTE_B_1_MAX_OBJECTS": "1000000",
 	}
 	for name := range settings {

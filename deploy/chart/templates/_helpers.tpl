@@ -53,6 +53,12 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- range $name, $text := .Values.variables -}}
+{{- if hasKey $data $name -}}
+{{- fail (printf "variables: %s is set already, by cluster, remotes or settings: remove it" $name) -}}
+{{- end -}}
+{{- $_ := set $data $name $text -}}
+{{- end -}}
 {{- toYaml $data -}}
 {{- end -}}
 
