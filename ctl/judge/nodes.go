@@ -94,14 +94,17 @@ func (f *Facts) former(v *view, name string) *inspect.Node {
 	return nil
 }
 
-// rejected finds the nodes that agents reject for a reason; empty: for any.
+// rejected finds the nodes that agents reject for a reason; empty: for any. Of more than maxScopes
+// in one cluster it finds that many.
 func rejected(reason string) func(f *Facts, found func(Finding)) {
 	return func(f *Facts, found func(Finding)) {
+		of := map[string]int{} // findings, by cluster
 		for v := range f.views() {
 			for _, r := range v.remote.Rejected {
-				if reason != "" && r.Reason != reason {
+				if reason != "" && r.Reason != reason || of[v.Cluster] == maxScopes {
 					continue
 				}
+				of[v.Cluster]++
 				finding := Finding{Scope: Scope{v.Cluster, v.Node, v.Remote, r.Node}, Evidence: says(r.Detail, v.source), Case: r.Reason, With: []string{"{why}", r.Reason}}
 				if reason == "duplicate_key" {
 					f.renamed(v, r.Node, &finding)
