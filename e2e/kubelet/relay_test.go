@@ -16,7 +16,7 @@ import (
 )
 
 // TestRelay moves the agents of both clusters to semaphore-relay, back, and there again with
-// interruptions, under traffic. Then the clusters leave.
+// interruptions, under traffic: each is a rollout, which upgrades engines. Then the clusters leave.
 func TestRelay(t *testing.T) {
 	l := startLab(t, "aws", "gcp")
 	l.startDNS(t)
@@ -25,7 +25,7 @@ func TestRelay(t *testing.T) {
 	l.waitReach(t)
 	move := func(what, to string) {
 		t.Helper()
-		l.under(t, what, func() {
+		l.blink(t, what, func() {
 			began := time.Now()
 			l.ctl(t, "join", "--image", ourImage(), "--relay="+to, "aws", "gcp")
 			t.Logf("FIGURE %s: semaphorectl join took %v", what, time.Since(began).Round(100*time.Millisecond))
@@ -46,7 +46,7 @@ func TestRelay(t *testing.T) {
 			t.Errorf("the CRD is left:\n%s", out)
 		}
 	}
-	l.under(t, "a move to semaphore-relay that is interrupted after each step", func() {
+	l.blink(t, "a move to semaphore-relay that is interrupted after each step", func() {
 		l.eachStep(t, "join --relay=on", func(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o join.Options) error {
 			o.Relay = "on"
 			return join.Join(ctx, s, clusters, o)
@@ -55,7 +55,7 @@ func TestRelay(t *testing.T) {
 	l.readsFrom(t, true)
 	t.Run("without the right to read objects", func(t *testing.T) {
 		l.kubectl(t, 0, "-n", programs.Namespace, "delete", "rolebinding", "semaphore-wireguard-relay")
-		l.under(t, "agents restart without the right to read objects", func() {
+		l.blink(t, "agents restart without the right to read objects", func() {
 			l.kubectl(t, 0, "-n", programs.Namespace, "rollout", "restart", "daemonset", programs.WireGuard)
 			l.waitRolledOut(t, 0)
 		})
