@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -162,15 +163,19 @@ func (u *upgrade) sideBySide(t *testing.T) {
 	}
 }
 
-// well checks that doctor finds no faults on two clusters of this release.
+// well checks that doctor finds no faults on two clusters of this release. Agents of the earlier
+// one know no lock: until their pods end they and those of this release set back each other's
+// packet filter, a fault that is over after a minute.
 func (u *upgrade) well(t *testing.T) {
 	u.noneDown(t)
 	u.waitMirrored(t, 0)
 	u.waitMirrored(t, 1)
-	out, err := u.run(t, "doctor", "aws", "gcp", "--no-probe")
-	if strings.Contains(out, "✗") {
-		t.Errorf("doctor finds faults: %v", err)
-	}
+	must(t, testbed.Wait(within(t, 2*time.Minute), "doctor to find no fault", func(context.Context) error {
+		if out, err := u.run(t, "doctor", "aws", "gcp", "--no-probe"); strings.Contains(out, "✗") {
+			return fmt.Errorf("doctor finds faults: %w", err)
+		}
+		return nil
+	}))
 }
 
 // noneDown checks that no agent's status or report has a path that is down.
@@ -303,13 +308,23 @@ var stays = []string{
 	"validatingadmissionpolicybindings.admissionregistration.k8s.io /semaphore-wireguard-leases",
 	"validatingadmissionpolicies.admissionregistration.k8s.io /semaphore-tokens",
 	"validatingadmissionpolicybindings.admissionregistration.k8s.io /semaphore-tokens",
+	"resourcequotas sys-semaphore/system-cluster-critical",
 }
+
+// published is the annotation of nodes that this release adds and an earlier one leaves there.
+var published = regexp.MustCompile(` "wireguard\.semaphore\.uw\.io/podCIDRs":"[^"]*"`)
 
 // compare checks that an earlier release finds its own state, and only what may stay of this
 // one.
 func (u *upgrade) compare(t *testing.T, before []string) {
 	t.Helper()
 	after := u.state(t)
+	for i, line := range after {
+		if stays := published.FindString(line); stays != "" {
+			t.Log("it stays:" + stays)
+			after[i] = strings.Replace(line, stays, "", 1)
+		}
+	}
 	for _, line := range after {
 		if slices.Contains(before, line) {
 			continue
