@@ -105,6 +105,7 @@ func TestUpgrade(t *testing.T) {
 		must(t, programs.Clean(t.Context(), u.nodes[0]))
 	})
 	t.Run("taken out by the earlier release", func(t *testing.T) {
+		u.kubectl(t, 1, "annotate", "nodes", "--all", "wireguard.semaphore.uw.io/podCIDRs-")
 		u.takeOutOf(t, 1)
 		err := programs.Clean(t.Context(), u.nodes[1])
 		if err != nil && err.Error() != "files beside keys of "+u.nodes[1].Name+": acting.lock\n" {
