@@ -38,9 +38,12 @@ const maxErrorOutput = 4096
 // bytes, also when it fails. The error contains its standard error. Hold is called before more of
 // the output is kept, and its error ends the command; nil: it isn't.
 //
-// Client-go's executors open their own connections, and accept headers and SPDY frames of
-// any size. This one bounds the bytes of the connection. It uses the WebSocket protocol of
-// exec, version 4 or later.
+// Client-go's WebSocket executor would let an API server exhaust the memory: it dials without
+// rest.Config.Dial (RoundTrip in transport/websocket/roundtripper.go sets no NetDialContext), so that
+// nothing can meter its connection, and reads the headers of the response (http.ReadResponse in
+// gorilla/websocket) and the exit status (io.ReadAll in tools/remotecommand/errorstream.go) of any
+// size. The SPDY executor accepts frames of any size. This one bounds the bytes of the connection. It
+// uses the WebSocket protocol of exec, version 4 or later.
 func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, command []string, most int, hold func(bytes int) error) ([]byte, error) {
 	address := c.Client.CoreV1().RESTClient().Get().Namespace(namespace).Resource("pods").Name(pod).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()
