@@ -10,7 +10,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -159,14 +158,12 @@ func try(ctx context.Context, session *cli.Session, clusters []*cli.Cluster, tak
 	}
 	session.Say("testing connections with temporary pods in %s", probe.Namespace)
 	plan.Asks = judge.Asks(read)
-	results, err := probe.Mesh(ctx, readable, inspect.ReadForPods(ctx, readable), plan)
+	results, err := probe.Mesh(ctx, readable, read, plan)
 	if results != nil && slices.ContainsFunc(results.Connections, func(l probe.Connection) bool { return l.Error+l.Datagrams != "" }) {
 		// What agents have counted meanwhile shows where packets end.
-		var reading sync.WaitGroup
-		for i, c := range readable {
-			reading.Go(func() { read[i].Later = inspect.Programs(ctx, c).Acting() })
+		for i, later := range inspect.Collect(ctx, readable, inspect.Reports) {
+			read[i].Later = later.Acting()
 		}
-		reading.Wait()
 	}
 	return results, err
 }

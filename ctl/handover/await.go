@@ -38,7 +38,7 @@ func Await(ctx context.Context, s *cli.Session, c *cli.Cluster, handed map[strin
 	var state error
 	said, unread := false, ""
 	err = wait.PollUntilContextTimeout(ctx, readPause, readTime, true, func(ctx context.Context) (bool, error) {
-		programs := inspect.Programs(ctx, c)
+		programs := inspect.Collect(ctx, []*cli.Cluster{c}, inspect.Reports)[0]
 		if ctx.Err() != nil {
 			return false, nil
 		}

@@ -72,6 +72,7 @@ func TestAwait(t *testing.T) {
 			Status:     corev1.PodStatus{PodIP: "10.2.0.1", Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
 		}}}
 	})
+	answer("/version", func() any { return map[string]string{"gitVersion": "v1.36.3"} })
 	answer(pods+"/mirror-1:8080/proxy/status", func() any {
 		check := statuspage.CredentialCheck{Issued: &issued}
 		if asked.Add(1) == 1 {

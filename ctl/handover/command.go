@@ -17,11 +17,10 @@ import (
 // otherwise tokens of a wrong cluster would be handed over.
 func named(ctx context.Context, clusters []*cli.Cluster) error {
 	var errs []error
-	for _, c := range clusters {
-		installed, err := inspect.ReadInstalled(ctx, c)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: read the installed programs, to check the cluster's name: %w", c.Name, err))
-		} else if name := installed.Misnamed(c.Name); name != "" {
+	for _, c := range inspect.Collect(ctx, clusters, inspect.Programs) {
+		if err := c.Unread(); err != nil {
+			errs = append(errs, fmt.Errorf("%s: to check the cluster's name: %w", c.Name, err))
+		} else if name := c.Misnamed(); name != "" {
 			errs = append(errs, fmt.Errorf("%s: it is installed as cluster %s: check that its kubeconfig context is that of the intended cluster", c.Name, name))
 		}
 	}

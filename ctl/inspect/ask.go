@@ -14,7 +14,6 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
-	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // maxReport bounds a report, in bytes; that of an agent with 10,000 peers has 5 MB.
@@ -31,36 +30,25 @@ var agents = program{WireGuard, "agent", 7773}
 
 // ask reads the reports of all our programs, askers at the same time.
 func (t *collector) ask(ctx context.Context) {
-	mirror := program{ServiceMirror, "controller", 8080}
-	policy := program{NetworkPolicy, "controller", 8080}
-	relay := program{Relay, "controller", 8080}
 	slots := make(chan struct{}, askers)
 	var asking sync.WaitGroup
-	for i := range t.Pods.Value {
-		switch pod := t.Pods.Value[i]; pod.Program {
-		case agents.name:
-			t.Agents = append(t.Agents, Reported[statuspage.Agent]{Pod: pod})
-		case mirror.name:
-			t.Mirrors = append(t.Mirrors, Reported[statuspage.Mirror]{Pod: pod})
-		case policy.name:
-			t.Policies = append(t.Policies, Reported[statuspage.Policy]{Pod: pod})
-		case relay.name:
-			t.Relays = append(t.Relays, Reported[statuspage.Relay]{Pod: pod})
+	askAll(ctx, t, &t.Agents, agents, slots, &asking)
+	askAll(ctx, t, &t.Mirrors, program{ServiceMirror, "controller", 8080}, slots, &asking)
+	askAll(ctx, t, &t.Policies, program{NetworkPolicy, "controller", 8080}, slots, &asking)
+	askAll(ctx, t, &t.Relays, program{Relay, "controller", 8080}, slots, &asking)
+	asking.Wait()
+}
+
+// askAll reads the reports of one program.
+func askAll[R any](ctx context.Context, t *collector, all *[]Reported[R], p program, slots chan struct{}, asking *sync.WaitGroup) {
+	for _, pod := range t.Pods.Value {
+		if pod.Program == p.name {
+			*all = append(*all, Reported[R]{Pod: pod})
 		}
 	}
-	for i := range t.Agents {
-		asking.Go(func() { reported(ctx, t, &t.Agents[i], agents, slots) })
+	for i := range *all {
+		asking.Go(func() { reported(ctx, t, &(*all)[i], p, slots) })
 	}
-	for i := range t.Mirrors {
-		asking.Go(func() { reported(ctx, t, &t.Mirrors[i], mirror, slots) })
-	}
-	for i := range t.Policies {
-		asking.Go(func() { reported(ctx, t, &t.Policies[i], policy, slots) })
-	}
-	for i := range t.Relays {
-		asking.Go(func() { reported(ctx, t, &t.Relays[i], relay, slots) })
-	}
-	asking.Wait()
 }
 
 // hedge is how long the command may take before the page is fetched concurrently.

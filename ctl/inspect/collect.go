@@ -10,13 +10,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -44,16 +44,29 @@ const (
 	AnnotationGroup = "wireguard.semaphore.uw.io"
 )
 
-// Collect surveys clusters, all at the same time. The facts about a cluster that can't be
-// reached have errors.
-func Collect(ctx context.Context, clusters []*cli.Cluster) []*Cluster {
+// Question is a part of a survey.
+type Question int
+
+// The questions that can be asked alone.
+const (
+	Programs Question = iota // Workloads and Settings
+	Reports                  // Pods, and the reports of the programs in them
+	Nodes                    // Nodes
+	Rest                     // all others
+)
+
+// ForPods are the questions whose answers temporary pods need.
+func ForPods() []Question { return []Question{Nodes, Programs} }
+
+// Collect surveys clusters, all at the same time. Of the questions it asks those that are given;
+// none: all. The facts about a cluster that can't be reached have errors.
+func Collect(ctx context.Context, clusters []*cli.Cluster, only ...Question) []*Cluster {
 	taken := make([]*Cluster, len(clusters))
 	var taking sync.WaitGroup
 	for i, c := range clusters {
-		taking.Go(func() { taken[i] = collect(ctx, c) })
+		taking.Go(func() { taken[i] = collect(ctx, c, only) })
 	}
 	taking.Wait()
-	boundPaths(taken)
 	return taken
 }
 
@@ -64,8 +77,8 @@ const maxPaths = 2 << 20
 // TooMany reports whether clusters with so many nodes have more than maxPaths.
 func TooMany(from, to int) bool { return from > 0 && to > maxPaths/from }
 
-// boundPaths drops the nodes of the larger one of two clusters with more than maxPaths.
-func boundPaths(clusters []*Cluster) {
+// BoundPaths drops the nodes of the larger one of two clusters with more than maxPaths.
+func BoundPaths(clusters []*Cluster) {
 	for i, a := range clusters {
 		for _, b := range clusters[:i] {
 			larger, n, other := a, len(a.Nodes.Value), len(b.Nodes.Value)
@@ -88,33 +101,19 @@ type collector struct {
 	clock  *clock
 	weight atomic.Int64 // of all reports
 	flying atomic.Int64 // bytes of those that are being read
-	// named is the ConfigMap that our programs have their settings from; empty: none is known.
-	named string
-	// settingsRead is closed when Settings is set.
-	settingsRead chan struct{}
 }
 
-// Programs reads the reports of a cluster's programs, and nothing else but which pods they have.
-func Programs(ctx context.Context, access *cli.Cluster) *Cluster {
-	t := &collector{Cluster: &Cluster{Name: access.Name, Context: access.Context, Taken: time.Now()}, access: access, client: access.Client}
-	t.readPods(ctx)
-	t.ask(ctx)
-	return t.Cluster
-}
-
-func (t *collector) readPods(ctx context.Context) {
-	t.Pods = read(ctx, t.Kubectl("-n %s get pods -o wide", cli.Namespace), t.pods)
-}
-
-func collect(ctx context.Context, access *cli.Cluster) *Cluster {
-	t := &collector{Cluster: &Cluster{Name: access.Name, Context: access.Context, Taken: time.Now()}, access: access, client: access.Client, clock: &clock{}, settingsRead: make(chan struct{})}
-	config := rest.CopyConfig(access.Config)
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return t.clock.over(next) })
-	if client, err := kubernetes.NewForConfig(config); err == nil {
-		t.client = client
+func collect(ctx context.Context, access *cli.Cluster, only []Question) *Cluster {
+	t := &collector{Cluster: &Cluster{Name: access.Name, Context: access.Context, Taken: time.Now()}, access: access, client: access.Client, clock: &clock{}}
+	if len(only) == 0 {
+		config := rest.CopyConfig(access.Config)
+		config.Wrap(func(next http.RoundTripper) http.RoundTripper { return t.clock.over(next) })
+		if client, err := kubernetes.NewForConfig(config); err == nil {
+			t.client = client
+		}
 	}
 	t.Kubernetes = read(ctx, t.Kubectl("version"), func(ctx context.Context) (string, error) {
-		v, err := discovery.ToServerVersionInterfaceWithContext(t.client.Discovery()).ServerVersionWithContext(ctx)
+		v, err := serverVersion(ctx, t.client)
 		if err != nil {
 			return "", err
 		}
@@ -125,16 +124,36 @@ func collect(ctx context.Context, access *cli.Cluster) *Cluster {
 		return t.Cluster
 	}
 	var reading sync.WaitGroup
-	reading.Go(func() { t.Nodes = read(ctx, t.Kubectl("get nodes -o yaml"), t.nodes) })
-	reading.Go(func() {
-		t.Workloads = read(ctx, t.Kubectl("-n %s get daemonsets,deployments", cli.Namespace), t.workloads)
-		t.Settings = read(ctx, t.Kubectl("-n %s get configmap %s -o yaml", cli.Namespace, t.settingsName()), t.settings)
-		close(t.settingsRead)
+	asked := func(q Question) bool { return len(only) == 0 || slices.Contains(only, q) }
+	ask := func(q Question, do func()) {
+		if asked(q) {
+			reading.Go(do)
+		}
+	}
+	ask(Nodes, func() { t.Nodes = read(ctx, t.Kubectl("get nodes -o yaml"), t.nodes) })
+	ask(Programs, func() {
+		t.Workloads = read(ctx, t.Kubectl("-n %s get daemonsets,deployments", cli.Namespace), func(ctx context.Context) ([]Workload, error) {
+			return readWorkloads(ctx, t.client)
+		})
+		from := settingsOf(t.Workloads.Value)
+		if len(from) == 0 {
+			optional := true
+			from = []corev1.ConfigMapEnvSource{{LocalObjectReference: corev1.LocalObjectReference{Name: "semaphore"}, Optional: &optional}}
+		}
+		t.Settings = read(ctx, t.Kubectl("-n %s get configmap %s -o yaml", cli.Namespace, from[0].Name), func(ctx context.Context) (Settings, error) {
+			return readSettings(ctx, t.client, from)
+		})
+		// Addresses of origins are translated by the settings.
+		for selector, of := range map[string]*Fact[[]KubeService]{MirrorSelector: &t.Exports, GlobalSelector: &t.Shared} {
+			ask(Rest, func() {
+				*of = read(ctx, t.Kubectl("get services,endpointslices -A -l %s", selector), t.exports(selector))
+			})
+		}
 	})
-	reading.Go(func() {
+	ask(Rest, func() {
 		t.Warnings = read(ctx, t.Kubectl("-n %s get events --field-selector type=Warning", cli.Namespace), t.warnings)
 	})
-	reading.Go(func() {
+	ask(Rest, func() {
 		t.DNS = read(ctx, t.Kubectl("-n kube-system get deployments,daemonsets,configmaps"), func(ctx context.Context) (*coredns.Setup, error) {
 			return coredns.Read(ctx, t.client)
 		})
@@ -142,24 +161,29 @@ func collect(ctx context.Context, access *cli.Cluster) *Cluster {
 			t.DNS.Source = t.DNS.Value.Show(t.Context)
 		}
 	})
-	reading.Go(func() { t.Pools = read(ctx, t.Kubectl("get ippools -o yaml"), t.pools) })
-	reading.Go(func() {
+	ask(Rest, func() { t.Pools = read(ctx, t.Kubectl("get ippools -o yaml"), t.pools) })
+	ask(Rest, func() {
 		t.Imports = read(ctx, t.Kubectl("-n %s get services,endpointslices -l mirrored-svc=true", cli.Namespace), t.imports)
 	})
-	reading.Go(func() {
-		t.Exports = read(ctx, t.Kubectl("get services,endpointslices -A -l %s", MirrorSelector), t.exports(MirrorSelector))
+	ask(Reports, func() {
+		t.Pods = read(ctx, t.Kubectl("-n %s get pods -o wide", cli.Namespace), t.pods)
+		if asked(Rest) {
+			t.Stored = read(ctx, t.Kubectl("-n %s get wireguardpeers", cli.Namespace), t.stored)
+		}
+		listed := time.Now()
+		t.ask(ctx)
+		t.askBehind(ctx, listed)
 	})
-	reading.Go(func() {
-		t.Shared = read(ctx, t.Kubectl("get services,endpointslices -A -l %s", GlobalSelector), t.exports(GlobalSelector))
-	})
-	t.readPods(ctx)
-	t.Stored = read(ctx, t.Kubectl("-n %s get wireguardpeers", cli.Namespace), t.stored)
-	listed := time.Now()
-	t.ask(ctx)
-	t.askBehind(ctx, listed)
 	reading.Wait()
-	t.Clock = t.clock.fact(t.Kubectl("get --raw /version -v=8"))
+	if len(only) == 0 {
+		t.Clock = t.clock.fact(t.Kubectl("get --raw /version -v=8"))
+	}
 	return t.Cluster
+}
+
+// serverVersion is the first request to a cluster: without a response all others would fail, too.
+func serverVersion(ctx context.Context, client kubernetes.Interface) (*version.Info, error) {
+	return discovery.ToServerVersionInterfaceWithContext(client.Discovery()).ServerVersionWithContext(ctx)
 }
 
 // nothing sets the error of all facts.
@@ -248,41 +272,6 @@ func (t *collector) pods(ctx context.Context) ([]Pod, error) {
 		return nil, err // A partial list would be wrong.
 	}
 	return byName(pods, func(p *Pod) string { return p.Name }), nil
-}
-
-func (t *collector) workloads(ctx context.Context) ([]Workload, error) {
-	ours := metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=kube-semaphore"}
-	inspect := func(s *corev1.PodSpec) (image string) {
-		if len(s.Containers) == 0 {
-			return ""
-		}
-		for _, from := range s.Containers[0].EnvFrom {
-			if from.ConfigMapRef != nil {
-				t.named = from.ConfigMapRef.Name
-			}
-		}
-		return s.Containers[0].Image
-	}
-	var found []Workload
-	err := cli.List(ctx, t.client.AppsV1().DaemonSets(cli.Namespace), ours, func(s *appsv1.DaemonSet) error {
-		found = append(found, Workload{"DaemonSet", s.Name, s.Status.DesiredNumberScheduled, s.Status.NumberReady, inspect(&s.Spec.Template.Spec)})
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	err = cli.List(ctx, t.client.AppsV1().Deployments(cli.Namespace), ours, func(d *appsv1.Deployment) error {
-		found = append(found, Workload{"Deployment", d.Name, wanted(d), d.Status.ReadyReplicas, inspect(&d.Spec.Template.Spec)})
-		return nil
-	})
-	return byName(found, func(w *Workload) string { return w.Name }), err
-}
-
-func wanted(d *appsv1.Deployment) int32 {
-	if d.Spec.Replicas == nil {
-		return 1
-	}
-	return *d.Spec.Replicas
 }
 
 func (t *collector) warnings(ctx context.Context) ([]Event, error) {

@@ -11,10 +11,8 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -22,7 +20,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/discovery"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/coredns"
@@ -95,31 +92,6 @@ func (i Installed) Misnamed(asked string) string {
 	return ""
 }
 
-// ReadInstalled reads only Facts.Installed.
-func ReadInstalled(ctx context.Context, c *cli.Cluster) (Installed, error) {
-	f := &Facts{Name: c.Name}
-	err := f.readInstalled(ctx, c)
-	return f.Installed, err
-}
-
-// ReadForPods reads what temporary pods need of clusters, all at the same time: their nodes, and what
-// is installed.
-func ReadForPods(ctx context.Context, clusters []*cli.Cluster) []*Facts {
-	all := make([]*Facts, len(clusters))
-	var group sync.WaitGroup
-	for i, c := range clusters {
-		group.Go(func() {
-			f := &Facts{Name: c.Name}
-			if all[i] = f; f.readVersion(ctx, c) {
-				f.need("nodes", f.readNodes(ctx, c))
-				f.need("the installed programs", f.readInstalled(ctx, c))
-			}
-		})
-	}
-	group.Wait()
-	return all
-}
-
 // answerTimeout bounds the first request to a cluster: an API server that accepts connections
 // and doesn't answer is no reason to wait for all of the command's time.
 const answerTimeout = 20 * time.Second
@@ -128,15 +100,24 @@ const answerTimeout = 20 * time.Second
 // names them; otherwise they are read.
 func Read(ctx context.Context, c *cli.Cluster, services ...netip.Prefix) *Facts {
 	f := &Facts{Name: c.Name}
-	if !f.readVersion(ctx, c) {
+	first, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	version, err := serverVersion(first, c.Client)
+	if err != nil {
+		f.Unread = append(f.Unread, c.Unanswered(err))
 		return f
 	}
+	f.Version = version.GitVersion
+	_, _ = fmt.Sscanf(version.Minor, "%d", &f.Minor) // Some providers write "30+".
 	if system, err := c.Client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{}); err == nil {
 		f.UID = system.UID
 	}
-	f.need("nodes", f.readNodes(ctx, c))
+	f.Nodes, err = readNodes(ctx, c.Client)
+	f.need("nodes", err)
+	f.Machines = machines(f.Nodes)
 	f.need("the API server's CA", f.readAuthority(ctx, c))
-	f.need("CoreDNS's configuration", f.readDNS(ctx, c))
+	f.DNS, err = coredns.Read(ctx, c.Client)
+	f.need("CoreDNS's configuration", err)
 	f.need("the installed programs", f.readInstalled(ctx, c))
 	f.readPlugin(ctx, c)
 	f.need("the ranges of pods", f.readPods(ctx, c))
@@ -159,26 +140,6 @@ func (f *Facts) need(what string, err error) {
 	if err != nil {
 		f.Unread = append(f.Unread, fmt.Errorf("read %s: %w", what, err))
 	}
-}
-
-// readVersion sends the first request; without a response all others would fail, too.
-func (f *Facts) readVersion(ctx context.Context, c *cli.Cluster) bool {
-	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
-	defer cancel()
-	version, err := discovery.ToServerVersionInterfaceWithContext(c.Client.Discovery()).ServerVersionWithContext(ctx)
-	if err != nil {
-		f.Unread = append(f.Unread, c.Unanswered(err))
-		return false
-	}
-	f.Version = version.GitVersion
-	_, _ = fmt.Sscanf(version.Minor, "%d", &f.Minor) // Some providers write "30+".
-	return true
-}
-
-func (f *Facts) readNodes(ctx context.Context, c *cli.Cluster) (err error) {
-	f.Nodes, err = readNodes(ctx, c.Client)
-	f.Machines = machines(f.Nodes)
-	return err
 }
 
 // machines returns networks that contain the nodes and, probably, future ones: private
@@ -220,22 +181,6 @@ func (f *Facts) readAuthority(ctx context.Context, c *cli.Cluster) error {
 	return nil
 }
 
-func (f *Facts) readDNS(ctx context.Context, c *cli.Cluster) error {
-	var err error
-	f.DNS, err = coredns.Read(ctx, c.Client)
-	return err
-}
-
-// programs maps names of workloads to tools; semaphore-relay is part of no tool.
-var programs = map[string]string{WireGuard: manifests.WireGuard, ServiceMirror: manifests.Mirror, NetworkPolicy: manifests.Policy, Relay: ""}
-
-// RemotesFrom is the setting that determines where agents read nodes, and RemotesFromRelay its
-// value for those that read the objects of semaphore-relay.
-const (
-	RemotesFrom      = "SEMAPHORE_REMOTES_FROM"
-	RemotesFromRelay = "relay"
-)
-
 func (f *Facts) readInstalled(ctx context.Context, c *cli.Cluster) error {
 	namespace, err := c.Client.CoreV1().Namespaces().Get(ctx, cli.Namespace, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -248,80 +193,36 @@ func (f *Facts) readInstalled(ctx context.Context, c *cli.Cluster) error {
 	if level := namespace.Labels["pod-security.kubernetes.io/enforce"]; level != "privileged" {
 		f.Installed.Restricted = level
 	}
-	var templates []corev1.PodTemplateSpec
-	err = cli.List(ctx, c.Client.AppsV1().DaemonSets(cli.Namespace), metav1.ListOptions{}, func(s *appsv1.DaemonSet) error {
-		f.tool(s, &s.Spec.Template, &templates)
-		return nil
-	})
+	workloads, err := readWorkloads(ctx, c.Client)
 	if err != nil {
 		return err
 	}
-	err = cli.List(ctx, c.Client.AppsV1().Deployments(cli.Namespace), metav1.ListOptions{}, func(d *appsv1.Deployment) error {
-		f.tool(d, &d.Spec.Template, &templates)
-		return nil
-	})
-	if err != nil {
+	i := &f.Installed
+	if i.Settings, err = readSettings(ctx, c.Client, settingsOf(workloads)); err != nil {
 		return err
 	}
-	slices.Sort(f.Installed.Tools)
-	for _, t := range templates {
-		for _, from := range t.Spec.Containers[0].EnvFrom {
-			if from.ConfigMapRef == nil || len(f.Installed.Settings) > 0 {
-				continue
-			}
-			settings, err := c.Client.CoreV1().ConfigMaps(cli.Namespace).Get(ctx, from.ConfigMapRef.Name, metav1.GetOptions{})
-			if apierrors.IsNotFound(err) && from.ConfigMapRef.Optional != nil && *from.ConfigMapRef.Optional {
-				continue
-			}
-			if err != nil {
-				// Without them the remotes are unknown.
-				return fmt.Errorf("settings of %s: %w", t.Labels["app.kubernetes.io/name"], err)
-			}
-			f.Installed.Settings, err = ParseSettings(cli.Namespace+"/"+settings.Name, settings.Data)
-			if err != nil {
-				return err
-			}
-		}
-		f.Installed.Image = t.Spec.Containers[0].Image
-		if secrets := t.Spec.ImagePullSecrets; len(secrets) > 0 {
-			f.Installed.PullSecret = secrets[0].Name
-		}
-	}
-	f.Installed.Relayed = relayed(templates, f.Installed.Settings)
-	return nil
-}
-
-// relayed reports whether agents read the objects of semaphore-relay.
-func relayed(templates []corev1.PodTemplateSpec, settings Settings) bool {
-	for _, t := range templates {
-		if t.Labels[programLabel] != WireGuard {
+	for _, w := range workloads {
+		tool, known := programs[w.Name]
+		if !known {
 			continue
 		}
-		from := settings[RemotesFrom]
-		for _, variable := range t.Spec.Containers[0].Env {
-			if variable.Name == RemotesFrom {
-				from = variable.Value
-			}
-		}
-		return from == RemotesFromRelay
-	}
-	return false
-}
-
-func (f *Facts) tool(o metav1.Object, template *corev1.PodTemplateSpec, templates *[]corev1.PodTemplateSpec) {
-	if tool, known := programs[o.GetName()]; known && len(template.Spec.Containers) > 0 {
 		if tool != "" {
-			f.Installed.Tools = append(f.Installed.Tools, tool)
+			i.Tools = append(i.Tools, tool)
 		}
-		f.Installed.Relay = f.Installed.Relay || o.GetName() == Relay
-		*templates = append(*templates, *template)
-		if o.GetLabels()[manifests.ManagedLabel] != manifests.Manager {
-			f.Installed.Foreign = append(f.Installed.Foreign, o.GetName())
+		i.Relay = i.Relay || w.Name == Relay
+		i.Image, i.PullSecret = cmp.Or(w.Image, i.Image), cmp.Or(w.pullSecret, i.PullSecret)
+		if w.manager != manifests.Manager {
+			i.Foreign = append(i.Foreign, w.Name)
 		}
-		if o.GetLabels()[manifests.ManagedLabel] == "Helm" {
-			f.Installed.Helm = cmp.Or(printable.Text(o.GetAnnotations()["meta.helm.sh/release-name"], printable.Short), "unknown")
+		if w.manager == "Helm" {
+			i.Helm = cmp.Or(w.release, "unknown")
+		}
+		if w.Name == WireGuard {
+			i.Relayed = cmp.Or(w.remotesFrom, i.Settings[RemotesFrom]) == RemotesFromRelay
 		}
 	}
+	slices.Sort(i.Tools)
+	return nil
 }
 
 // readServers finds addresses of the API server: that of the kubeconfig, unless it is a

@@ -102,7 +102,9 @@ func TestRelayed(t *testing.T) {
 				ObjectMeta: metav1.ObjectMeta{Name: Relay, Namespace: cli.Namespace}, Spec: appsv1.DeploymentSpec{Template: program(Relay, from("api"))},
 			})
 		}
-		got, err := ReadInstalled(t.Context(), &cli.Cluster{Name: "aws", Client: fake.NewClientset(objects...)})
+		f := &Facts{}
+		err := f.readInstalled(t.Context(), &cli.Cluster{Name: "aws", Client: fake.NewClientset(objects...)})
+		got := f.Installed
 		if err != nil || got.Relay != c.relay || got.Relayed != c.relayed || !slices.Equal(got.Tools, []string{manifests.WireGuard}) || (len(got.Foreign) > 0) != c.program {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}

@@ -28,19 +28,6 @@ type ServicePort struct {
 // key orders and identifies ports.
 func (p *ServicePort) key() string { return p.Service + " " + p.Port + " " + p.Family }
 
-// ReadImports reads the mirrors and global services of a cluster, without endpoints and ports.
-func ReadImports(ctx context.Context, c *cli.Cluster) (all []KubeService, err error) {
-	err = cli.List(ctx, c.Client.CoreV1().Services(cli.Namespace), metav1.ListOptions{LabelSelector: importSelector}, func(o *corev1.Service) error {
-		s := KubeService{Headless: o.Spec.ClusterIP == corev1.ClusterIPNone, ClusterIPs: addresses(o.Spec.ClusterIPs)}
-		if err := s.imported(o); err != nil || s.Object == "" {
-			return err
-		}
-		all = append(all, s)
-		return nil
-	})
-	return all, err
-}
-
 // ReadServicePorts reads the EndpointSlices of a cluster's service mirror, in all namespaces.
 func ReadServicePorts(ctx context.Context, c *cli.Cluster) ([]ServicePort, error) {
 	imports, err := ReadImports(ctx, c)

@@ -14,8 +14,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
@@ -84,11 +84,7 @@ func (s *KubeService) String() string { return s.Namespace + "/" + s.Name }
 
 // imports reads the Services of the mirror.
 func (t *collector) imports(ctx context.Context) ([]KubeService, error) {
-	found, err := t.services(ctx, cli.Namespace, importSelector, "")
-	if err != nil || len(found) == 0 {
-		return nil, err
-	}
-	return found, nil
+	return t.services(ctx, cli.Namespace, importSelector, "")
 }
 
 // exports reads the Services that have one of the labels for mirrors, or for global services.
@@ -98,17 +94,17 @@ func (t *collector) exports(selector string) func(context.Context) ([]KubeServic
 	}
 }
 
-// services reads Services and their EndpointSlices. A Service with an invalid name is an
-// error: names become words of commands and of DNS.
-func (t *collector) services(ctx context.Context, namespace, selector, labels string) ([]KubeService, error) {
-	var all []KubeService
-	ports := map[string]string{} // the names of the chosen ports
-	err := cli.List(ctx, t.client.CoreV1().Services(namespace), metav1.ListOptions{LabelSelector: selector}, func(o *corev1.Service) error {
+// readServices reads Services, without endpoints, and the names of the chosen ports; in our
+// namespace the imports of the service mirror. A Service with an invalid name is an error: names
+// become words of commands and of DNS.
+func readServices(ctx context.Context, client kubernetes.Interface, namespace, selector string) (all []KubeService, ports map[string]string, err error) {
+	ports = map[string]string{}
+	err = cli.List(ctx, client.CoreV1().Services(namespace), metav1.ListOptions{LabelSelector: selector}, func(o *corev1.Service) error {
 		if err := CheckName("a Service", "metadata.name", o.Name); err != nil {
 			return err
 		}
 		s := KubeService{
-			Namespace: o.Namespace, Name: o.Name, Headless: o.Spec.ClusterIP == corev1.ClusterIPNone,
+			Namespace: o.Namespace, Name: o.Name, Headless: o.Spec.ClusterIP == corev1.ClusterIPNone, ClusterIPs: addresses(o.Spec.ClusterIPs),
 			External: o.Spec.Type == corev1.ServiceTypeExternalName, Created: o.CreationTimestamp.Time,
 		}
 		if namespace != cli.Namespace && (o.Labels["mirrored-svc"] == "true" || o.Annotations[mark+"cluster"] != "") {
@@ -119,11 +115,22 @@ func (t *collector) services(ctx context.Context, namespace, selector, labels st
 				return err
 			}
 		}
-		s.ClusterIPs = addresses(o.Spec.ClusterIPs)
 		ports[o.Namespace+"/"+o.Name] = s.choose(o.Spec.Ports)
 		all = append(all, s)
 		return nil
 	})
+	return all, ports, err
+}
+
+// ReadImports reads the mirrors and global services of a cluster, without endpoints.
+func ReadImports(ctx context.Context, c *cli.Cluster) ([]KubeService, error) {
+	all, _, err := readServices(ctx, c.Client, cli.Namespace, importSelector)
+	return all, err
+}
+
+// services reads Services and their EndpointSlices.
+func (t *collector) services(ctx context.Context, namespace, selector, labels string) ([]KubeService, error) {
+	all, ports, err := readServices(ctx, t.client, namespace, selector)
 	if err != nil || len(all) == 0 {
 		return nil, err
 	}
@@ -133,12 +140,7 @@ func (t *collector) services(ctx context.Context, namespace, selector, labels st
 	}
 	var subnets config.SubnetMap
 	if namespace != cli.Namespace {
-		select {
-		case <-t.settingsRead:
-			subnets = Settings(t.Settings.Value).SubnetMap()
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+		subnets = t.Settings.Value.SubnetMap()
 	}
 	ready := map[*KubeService]map[string]bool{}
 	err = cli.List(ctx, t.client.DiscoveryV1().EndpointSlices(namespace), metav1.ListOptions{LabelSelector: labels}, func(o *discoveryv1.EndpointSlice) error {
@@ -271,22 +273,6 @@ func digest(addresses map[string]bool) string {
 func (c *Cluster) Custom(setting string) bool {
 	value, set := c.Settings.Value[setting]
 	return set && value != map[string]string{MirrorSetting: MirrorSelector, GlobalSetting: GlobalSelector}[setting]
-}
-
-// settingsName returns the name of the programs' ConfigMap. kustomize and Helm append a sum to
-// that of the bases.
-func (t *collector) settingsName() string { return cmp.Or(t.named, "semaphore") }
-
-// settings reads the ConfigMap of the programs.
-func (t *collector) settings(ctx context.Context) (map[string]string, error) {
-	found, err := t.client.CoreV1().ConfigMaps(cli.Namespace).Get(ctx, t.settingsName(), metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return found.Data, nil
 }
 
 // Lack is a Service without ready endpoints that other clusters use.

@@ -174,9 +174,10 @@ func remoteWords(text string) []string {
 }
 
 // Remotes returns the configured remotes.
-func (s Settings) Remotes() []cluster.Name {
-	var names []cluster.Name
-	for _, word := range remoteWords(s["SEMAPHORE_REMOTES"]) {
+func (s Settings) Remotes() []cluster.Name { return s.names("SEMAPHORE_REMOTES") }
+
+func (s Settings) names(list string) (names []cluster.Name) {
+	for _, word := range remoteWords(s[list]) {
 		if name, err := cluster.ParseName(word); err == nil {
 			names = append(names, name)
 		}
@@ -189,15 +190,7 @@ func (s Settings) Remotes() []cluster.Name {
 const departed = "SEMAPHORE_DEPARTED_REMOTES"
 
 // Departed returns the clusters that have left.
-func (s Settings) Departed() []cluster.Name {
-	var names []cluster.Name
-	for _, word := range remoteWords(s[departed]) {
-		if name, err := cluster.ParseName(word); err == nil {
-			names = append(names, name)
-		}
-	}
-	return names
-}
+func (s Settings) Departed() []cluster.Name { return s.names(departed) }
 
 // Depart adds clusters to those that have left. The list has at most the names of maxRemotes.
 func (s Settings) Depart(names []cluster.Name) {

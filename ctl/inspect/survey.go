@@ -1,15 +1,16 @@
 // Package inspect reads clusters for an administrator. It changes nothing and draws no
 // conclusions; what can't be read is a value with an error.
 //
-//	Facts     the properties of a cluster, before and after an installation: nodes, the
-//	          ranges of pods and services, network plugin, DNS, what is installed. join and
-//	          temporary pods are planned from them.
 //	Cluster   the state of an installation: reports of agents and controllers, and the
-//	          objects that they read and write. status and doctor are views of it.
+//	          objects that they read and write. Commands ask the questions that they need.
+//	Facts     what join plans by: the ranges of pods and services, network plugin, DNS,
+//	          addresses and CA of the API server, what is installed.
 package inspect
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -54,8 +55,8 @@ type Cluster struct {
 	// Imports are the mirrors and global services of this cluster, Exports the Services of
 	// this cluster with the label for mirrors, Shared those with the label for global ones.
 	Imports, Exports, Shared Fact[[]KubeService]
-	// Settings is the ConfigMap of our programs; nil: there is none.
-	Settings Fact[map[string]string]
+	// Settings are those of our programs; nil: there are none.
+	Settings Fact[Settings]
 
 	Agents []Reported[statuspage.Agent]
 	// Later are the reports of the active agents after temporary pods have tested connections, by
@@ -81,13 +82,6 @@ type Pod struct {
 	// Waiting is the reason of a waiting container, such as CrashLoopBackOff, Ended the reason
 	// and message of its last termination.
 	Waiting, Ended string
-}
-
-// Workload is a DaemonSet or Deployment of our programs.
-type Workload struct {
-	Kind, Name    string
-	Wanted, Ready int32
-	Image         string
 }
 
 // Event is a Warning in our namespace.
@@ -128,6 +122,33 @@ func (c *Cluster) Workload(name string) (Workload, bool) {
 		}
 	}
 	return Workload{}, false
+}
+
+// Image returns the image of our programs; empty: none is installed.
+func (c *Cluster) Image() (image string) {
+	for _, w := range c.Workloads.Value {
+		if _, ours := programs[w.Name]; ours {
+			image = cmp.Or(w.Image, image)
+		}
+	}
+	return image
+}
+
+// Misnamed returns the name of the cluster in its settings if that isn't Name.
+func (c *Cluster) Misnamed() string { return Installed{Settings: c.Settings.Value}.Misnamed(c.Name) }
+
+// Unread returns why what temporary pods need isn't known; nil: it is.
+func (c *Cluster) Unread() error {
+	if !c.Kubernetes.Known() {
+		return errors.New(c.Kubernetes.Err)
+	}
+	var errs []error
+	for _, of := range [][2]string{{"nodes", c.Nodes.Err}, {"the installed programs", c.Workloads.Err}, {"the settings", c.Settings.Err}} {
+		if of[1] != "" {
+			errs = append(errs, fmt.Errorf("read %s: %s", of[0], of[1]))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Kubectl is cli.Kubectl for this cluster.

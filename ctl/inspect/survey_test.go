@@ -83,16 +83,13 @@ func TestSettingsByTheirName(t *testing.T) {
 		{SecretRef: &corev1.SecretEnvSource{}},
 		{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "semaphore-4f6b2"}}},
 	}}
-	c := collector{Cluster: &Cluster{}, client: fake.NewClientset(settings("semaphore", "old"), settings("semaphore-4f6b2", "team=a"), &appsv1.Deployment{
+	client := fake.NewClientset(settings("semaphore", "old"), settings("semaphore-4f6b2", "team=a"), &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: "semaphore-service-mirror", Namespace: cli.Namespace, Labels: map[string]string{"app.kubernetes.io/part-of": "kube-semaphore"}},
 		Spec:       appsv1.DeploymentSpec{Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{program}}}},
-	})}
-	if _, err := c.workloads(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	got, err := c.settings(t.Context())
-	if err != nil || got[MirrorSetting] != "team=a" {
-		t.Errorf("settings %q, %v", got, err)
+	})
+	got := Collect(t.Context(), []*cli.Cluster{{Client: client}}, Programs)[0].Settings.Value
+	if got[MirrorSetting] != "team=a" {
+		t.Errorf("settings %q", got)
 	}
 }
 
@@ -189,7 +186,7 @@ func TestPathsAreBounded(t *testing.T) {
 		for _, n := range tt.nodes {
 			clusters = append(clusters, of(n))
 		}
-		boundPaths(clusters)
+		BoundPaths(clusters)
 		for i, c := range clusters {
 			if len(c.Nodes.Value) != tt.want[i] || c.Nodes.Known() != (tt.want[i] == tt.nodes[i]) {
 				t.Errorf("%d: cluster %d has %d nodes, %s", tt.nodes, i, len(c.Nodes.Value), c.Nodes.Err)

@@ -16,7 +16,7 @@ func (c *Cluster) SubnetMap() (m config.SubnetMap, others []*Node) {
 	if c.Settings.Value == nil {
 		return nil, nil
 	}
-	m = Settings(c.Settings.Value).SubnetMap()
+	m = c.Settings.Value.SubnetMap()
 	for i := range c.Nodes.Value {
 		if n := &c.Nodes.Value[i]; n.published() && n.Map != m.String() {
 			others = append(others, n)

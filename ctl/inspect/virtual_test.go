@@ -29,9 +29,8 @@ func TestExportsAreVirtual(t *testing.T) {
 	read := func(get func(*collector) ([]KubeService, error), objects []any) KubeService {
 		t.Helper()
 		client := fake.NewClientset(objects[0].(*corev1.Service), objects[1].(*discoveryv1.EndpointSlice))
-		c := &collector{Cluster: &Cluster{}, client: client, settingsRead: make(chan struct{})}
+		c := &collector{Cluster: &Cluster{}, client: client}
 		c.Settings.Value = map[string]string{PodSubnetsMap: "10.0.0.0/16=100.78.0.0/16"}
-		close(c.settingsRead)
 		found, err := get(c)
 		if err != nil || len(found) != 1 {
 			t.Fatalf("found %+v, %v", found, err)

@@ -36,7 +36,7 @@ func (a *installation) probe(ctx context.Context) []fault {
 				request.Servers = append(request.Servers, reach.Server{URLs: a.candidates(a.facts[i], other), CA: other.CA, Proxy: a.proxy(a.facts[i], other)})
 			}
 		}
-		answers, failed := probe.Ask(ctx, c, a.facts[i], a.Image, request)
+		answers, failed := probe.Ask(ctx, c, a.facts[i].Nodes, a.Image, request)
 		mu.Lock()
 		defer mu.Unlock()
 		found[i] = answers
@@ -68,7 +68,7 @@ func (a *installation) look(ctx context.Context) (faults []fault) {
 	var mu sync.Mutex
 	a.links = map[string]string{}
 	_ = a.each(func(i int, c *cli.Cluster) error {
-		answers, _ := probe.Ask(ctx, c, a.facts[i], a.Image, reach.Request{Within: shared}) // Failures are reported by probe.
+		answers, _ := probe.Ask(ctx, c, a.facts[i].Nodes, a.Image, reach.Request{Within: shared}) // Failures are reported by probe.
 		mu.Lock()
 		defer mu.Unlock()
 		if link := a.foreignLink(a.facts[i], answers); link != "" {

@@ -87,7 +87,7 @@ func (a *installation) unreached(ctx context.Context, c *cli.Cluster, f *inspect
 	if err != nil {
 		return fmt.Errorf("%s: whether it reaches %s can't be checked: %w", c.Name, gone, err)
 	}
-	found, failed := probe.Ask(ctx, c, f, f.Installed.Image, reach.Request{
+	found, failed := probe.Ask(ctx, c, f.Nodes, f.Installed.Image, reach.Request{
 		Servers: []reach.Server{{URLs: []string{server}, CA: ca, Proxy: f.Installed.Settings[name.Variables()+inspect.ProxyURL]}},
 		Proxy:   f.Installed.Settings["HTTPS_PROXY"], NoProxy: f.Installed.Settings["NO_PROXY"],
 	})

@@ -100,6 +100,7 @@ const (
 func Diagnose(ctx context.Context, clusters []*inspect.Cluster, results *probe.Results, pods bool) (*Diagnosis, error) {
 	f := &Facts{Clusters: clusters, Results: results, Done: ctx.Done()}
 	d := &Diagnosis{Unknown: []Open{}}
+	inspect.BoundPaths(clusters)
 	all, err := reasons()
 	if err != nil {
 		return nil, err

@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
@@ -98,5 +98,5 @@ func (f *Facts) hasRemote(c *inspect.Cluster, name string) bool {
 			return true
 		}
 	}
-	return slices.Contains(strings.FieldsFunc(c.Settings.Value["SEMAPHORE_REMOTES"], func(r rune) bool { return r == ',' || r == ' ' }), name)
+	return slices.Contains(c.Settings.Value.Remotes(), cluster.Name(name))
 }

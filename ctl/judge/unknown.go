@@ -89,6 +89,7 @@ func (u *unknown) cluster(c *inspect.Cluster) {
 	fact("its nodes", c.Nodes.Err, c.Nodes.Source)
 	fact("its pods of Kube-Semaphore", c.Pods.Err, c.Pods.Source)
 	fact("its DaemonSets and Deployments", c.Workloads.Err, c.Workloads.Source)
+	fact("its settings", c.Settings.Err, c.Settings.Source)
 	fact("its clock", c.Clock.Err, c.Clock.Source)
 	fact("the services that other clusters mirror", c.Exports.Err, c.Exports.Source)
 	fact("its global services", c.Shared.Err, c.Shared.Source)

@@ -63,9 +63,11 @@ func TestRefusals(t *testing.T) {
 	refuse(admitted, "create", "pods", errors.New("connection refused"))
 	refuse(admitted, "create", "services", apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("Service").GroupKind(), "x", nil))
 	clusters := []*cli.Cluster{{Name: "aws", Client: admitted}, {Name: "gcp", Client: refused}}
-	var all []*inspect.Facts
+	var all []*inspect.Cluster
 	for _, c := range clusters {
-		all = append(all, &inspect.Facts{Name: c.Name, Nodes: []inspect.Node{{Name: c.Name + "-1", Ready: "True"}}, Installed: inspect.Installed{Image: "ours"}})
+		survey := &inspect.Cluster{Name: c.Name}
+		survey.Nodes.Value, survey.Workloads.Value = []inspect.Node{{Name: c.Name + "-1", Ready: "True"}}, []inspect.Workload{{Name: inspect.WireGuard, Image: "ours"}}
+		all = append(all, survey)
 	}
 	tried, err := Mesh(t.Context(), clusters, all, Plan{Nodes: 1, Fresh: true, Asks: map[[2]string][]reach.ServiceRequest{}})
 	if err != nil {

@@ -24,7 +24,7 @@ const startWithin = 20 * time.Second
 // AskDuring lets pods ask the services of a plan, again and again, while change runs, which takes
 // at most as long as lasts. With several nodes, pods on each of them ask. It deletes its pods, also
 // when ctx is done. The error is that of change or of the cleanup, or says why change wasn't called.
-func AskDuring(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, plan Plan, lasts time.Duration, change func(context.Context) error) (results *Results, err error) {
+func AskDuring(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Cluster, plan Plan, lasts time.Duration, change func(context.Context) error) (results *Results, err error) {
 	if err := Sweep(ctx, clusters); err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -113,22 +114,19 @@ type Plan struct {
 }
 
 // nodes returns the nodes of a cluster that run pods.
-func (p *Plan) nodes(f *inspect.Facts) []string {
+func (p *Plan) nodes(f *inspect.Cluster) []string {
 	chosen := p.On[f.Name]
 	if len(chosen) == 0 {
-		return Pick(f, min(p.Nodes, MaxNodes))
+		return Pick(f.Nodes.Value, min(p.Nodes, MaxNodes))
 	}
-	return slices.DeleteFunc(Pick(f, len(f.Nodes)), func(node string) bool { return !slices.Contains(chosen, node) })
+	return slices.DeleteFunc(Pick(f.Nodes.Value, len(f.Nodes.Value)), func(node string) bool { return !slices.Contains(chosen, node) })
 }
 
 // image returns the image for pods of a cluster: by default the installed one, which its
 // nodes already have.
-func (p *Plan) image(f *inspect.Facts) (string, error) {
-	switch {
-	case p.Image != "":
-		return p.Image, nil
-	case f.Installed.Image != "":
-		return f.Installed.Image, nil
+func (p *Plan) image(f *inspect.Cluster) (string, error) {
+	if image := cmp.Or(p.Image, f.Image()); image != "" {
+		return image, nil
 	}
 	return "", errors.New("Kube-Semaphore isn't installed, so the image is unknown; set it with --image")
 }
@@ -147,7 +145,7 @@ type server struct {
 // Mesh tests connections between pods on several nodes of each cluster and those of the
 // other clusters. It deletes its pods, also when ctx is done; the error is that of the
 // cleanup.
-func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, plan Plan) (results *Results, err error) {
+func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Cluster, plan Plan) (results *Results, err error) {
 	if err := Sweep(ctx, clusters); err != nil {
 		return nil, err
 	}
@@ -159,7 +157,7 @@ func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, pl
 		temporary = serveFresh(ctx, clusters, servers, func(c, remote string, addresses []string) []string {
 			for _, f := range all {
 				if f.Name == c {
-					return Taken(addresses, f.Installed.Settings, remote)
+					return Taken(addresses, f.Settings.Value, remote)
 				}
 			}
 			return nil
@@ -170,7 +168,7 @@ func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, pl
 	for i := range servers {
 		for j, c := range clusters {
 			if j != servers[i].cluster {
-				a := newAsker(&servers[i], c.Name, servers, &plan, all[servers[i].cluster].Installed.Settings)
+				a := newAsker(&servers[i], c.Name, servers, &plan, all[servers[i].cluster].Settings.Value)
 				a.plan(&plan, temporary, numbers[servers[i].Cluster])
 				askers = append(askers, a)
 			}
@@ -198,7 +196,7 @@ func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, pl
 	return results, err
 }
 
-func serve(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, plan *Plan, id string) []server {
+func serve(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Cluster, plan *Plan, id string) []server {
 	var servers []server
 	for i, f := range all {
 		for _, node := range plan.nodes(f) {
@@ -210,7 +208,7 @@ func serve(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Facts, p
 		s := &servers[i]
 		group.Go(func() {
 			if s.image, s.err = plan.image(all[s.cluster]); s.err == nil {
-				s.settings = all[s.cluster].Installed.Settings
+				s.settings = all[s.cluster].Settings.Value
 				s.addresses, s.err = s.start(ctx, clusters[s.cluster], id)
 			}
 		})

@@ -66,8 +66,8 @@ func TestAskerWithoutResult(t *testing.T) {
 }
 
 func TestPick(t *testing.T) {
-	f := &inspect.Facts{Nodes: []inspect.Node{{Name: "a"}, {Name: "b", Ready: "True", OS: "windows"}, {Name: "c", Ready: "True", OS: "linux"}, {Name: "d", Ready: "True"}, {Name: "e", Ready: "True"}}}
-	if diff := cmp.Diff([]string{"c", "d"}, Pick(f, 2)); diff != "" {
+	nodes := []inspect.Node{{Name: "a"}, {Name: "b", Ready: "True", OS: "windows"}, {Name: "c", Ready: "True", OS: "linux"}, {Name: "d", Ready: "True"}, {Name: "e", Ready: "True"}}
+	if diff := cmp.Diff([]string{"c", "d"}, Pick(nodes, 2)); diff != "" {
 		t.Errorf("picked (-want +got):\n%s", diff)
 	}
 }
@@ -82,13 +82,14 @@ func TestPodsOfPods(t *testing.T) {
 }
 
 func TestImage(t *testing.T) {
-	installed := &inspect.Facts{Installed: inspect.Installed{Image: "there"}}
+	installed := &inspect.Cluster{}
+	installed.Workloads.Value = []inspect.Workload{{Name: inspect.WireGuard, Image: "there"}, {Name: "others", Image: "other"}}
 	for _, tt := range []struct {
 		given string
-		facts *inspect.Facts
+		of    *inspect.Cluster
 		want  string
-	}{{"given", installed, "given"}, {"", installed, "there"}, {"", &inspect.Facts{}, ""}} {
-		got, err := (&Plan{Image: tt.given}).image(tt.facts)
+	}{{"given", installed, "given"}, {"", installed, "there"}, {"", &inspect.Cluster{}, ""}} {
+		got, err := (&Plan{Image: tt.given}).image(tt.of)
 		if got != tt.want || (err == nil) != (tt.want != "") {
 			t.Errorf("got %q, %v, want %q", got, err, tt.want)
 		}

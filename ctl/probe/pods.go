@@ -113,9 +113,9 @@ func Sweep(ctx context.Context, clusters []*cli.Cluster) error {
 type Answers map[string]reach.Result
 
 // Pick returns the names of nodes that can run pods, at most so many.
-func Pick(f *inspect.Facts, most int) []string {
+func Pick(nodes []inspect.Node, most int) []string {
 	var picked []string
-	for _, n := range f.Nodes {
+	for _, n := range nodes {
 		if n.Ready == "True" && n.Agentless() == "" && len(picked) < most {
 			picked = append(picked, n.Name)
 		}
@@ -124,11 +124,11 @@ func Pick(f *inspect.Facts, most int) []string {
 }
 
 // Ask runs a request in pods on nodes of a cluster. It returns results and errors by node.
-func Ask(ctx context.Context, c *cli.Cluster, f *inspect.Facts, image string, request reach.Request) (Answers, map[string]error) {
+func Ask(ctx context.Context, c *cli.Cluster, nodes []inspect.Node, image string, request reach.Request) (Answers, map[string]error) {
 	found, failed := Answers{}, map[string]error{}
 	var mu sync.Mutex
 	var group sync.WaitGroup
-	for _, node := range Pick(f, maxProbed) {
+	for _, node := range Pick(nodes, maxProbed) {
 		group.Go(func() {
 			result, err := askOne(ctx, c, Pod(image, node, request))
 			mu.Lock()

@@ -210,6 +210,12 @@ func TestView(t *testing.T) {
 			},
 			unknown: []string{"aws: CoreDNS's configuration: forbidden"},
 		},
+		"settings that are invalid": {
+			change: func(aws, _ *inspect.Cluster) {
+				aws.Settings.Err = "ConfigMap sys-semaphore/semaphore: SEMAPHORE_REMOTES: no"
+			},
+			unknown: []string{"aws: its settings: ConfigMap sys-semaphore/semaphore: SEMAPHORE_REMOTES: no"},
+		},
 		"a node that is rejected": {
 			change: func(aws, _ *inspect.Cluster) {
 				r := &aws.Agents[0].Value.Remotes[0]

@@ -36,7 +36,7 @@ type Lost struct {
 
 // without reads what other clusters would lose without one.
 func without(ctx context.Context, clusters []*cli.Cluster, name cluster.Name) (*Without, error) {
-	reads := make([][]inspect.ServicePort, len(clusters))
+	reads, surveys := make([][]inspect.ServicePort, len(clusters)), inspect.Collect(ctx, clusters, inspect.Programs)
 	errs := make([]error, len(clusters))
 	known := make([]bool, len(clusters))
 	var reading sync.WaitGroup
@@ -45,12 +45,10 @@ func without(ctx context.Context, clusters []*cli.Cluster, name cluster.Name) (*
 			continue
 		}
 		reading.Go(func() {
-			installed, err := inspect.ReadInstalled(ctx, c)
-			if err == nil {
-				known[i] = slices.Contains(installed.Settings.Remotes(), name)
-				reads[i], err = inspect.ReadServicePorts(ctx, c)
+			if errs[i] = surveys[i].Unread(); errs[i] == nil {
+				known[i] = slices.Contains(surveys[i].Settings.Value.Remotes(), name)
+				reads[i], errs[i] = inspect.ReadServicePorts(ctx, c)
 			}
-			errs[i] = err
 		})
 	}
 	reading.Wait()

@@ -16,7 +16,6 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
-	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
@@ -182,7 +181,7 @@ func nodes(plan *probe.Plan, on, clusters []string) error {
 
 // run reads clusters, runs the tests, and judges the results.
 func run(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, plan probe.Plan, skip []string) (*Report, error) {
-	known, all := make([]cluster, len(clusters)), inspect.ReadForPods(ctx, clusters)
+	known, all := make([]cluster, len(clusters)), inspect.Collect(ctx, clusters, inspect.ForPods()...)
 	var group sync.WaitGroup
 	for i, c := range clusters {
 		if err := missing(c.Name, plan.On[c.Name], all[i]); err != nil {
@@ -192,7 +191,7 @@ func run(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, plan prob
 	for i, c := range clusters {
 		group.Go(func() {
 			known[i] = know(ctx, c, all[i])
-			if n := len(all[i].Nodes); n > plan.Nodes && len(plan.On[c.Name]) == 0 {
+			if n := len(all[i].Nodes.Value); n > plan.Nodes && len(plan.On[c.Name]) == 0 {
 				s.Say("%s: pods on %d of its %d nodes, see --nodes", c.Name, min(plan.Nodes, known[i].nodes), n)
 			}
 		})
@@ -218,10 +217,10 @@ func run(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, plan prob
 }
 
 // missing returns an error unless all chosen nodes of a cluster can run pods.
-func missing(cluster string, chosen []string, f *inspect.Facts) error {
-	able := probe.Pick(f, len(f.Nodes))
+func missing(cluster string, chosen []string, c *inspect.Cluster) error {
+	able := probe.Pick(c.Nodes.Value, len(c.Nodes.Value))
 	for _, node := range chosen {
-		if len(f.Unread) == 0 && !slices.Contains(able, node) {
+		if c.Unread() == nil && !slices.Contains(able, node) {
 			return fmt.Errorf("--on %s/%s: the cluster has no node of this name that is ready and runs Linux", cluster, node)
 		}
 	}
@@ -231,14 +230,15 @@ func missing(cluster string, chosen []string, f *inspect.Facts) error {
 // maxNames bounds the resolved names of each remote.
 const maxNames = 3
 
-func know(ctx context.Context, c *cli.Cluster, f *inspect.Facts) cluster {
+func know(ctx context.Context, c *cli.Cluster, survey *inspect.Cluster) cluster {
+	_, mirror := survey.Workload(inspect.ServiceMirror)
 	k := cluster{
-		name: c.Name, nodes: len(probe.Pick(f, probe.MaxNodes)), mirror: slices.Contains(f.Installed.Tools, manifests.Mirror),
-		subnets: f.Installed.Settings.SubnetMap(), addresses: map[string]string{}, named: map[string]int{},
+		name: c.Name, nodes: len(probe.Pick(survey.Nodes.Value, probe.MaxNodes)), mirror: mirror,
+		subnets: survey.Settings.Value.SubnetMap(), addresses: map[string]string{}, named: map[string]int{},
 	}
-	k.guard, k.state, k.unguarded = guard(ctx, c, f)
-	if len(f.Unread) > 0 {
-		k.unread = errors.Join(f.Unread...).Error()
+	k.guard, k.state, k.unguarded = guard(ctx, c, survey)
+	if err := survey.Unread(); err != nil {
+		k.unread = err.Error()
 	}
 	if !k.mirror {
 		return k

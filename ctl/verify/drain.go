@@ -63,11 +63,11 @@ type other struct {
 // others meanwhile.
 func drain(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, plan probe.Plan, which string, lasts time.Duration) (*Report, error) {
 	d := &draining{Session: s, cluster: clusters[slices.IndexFunc(clusters, func(c *cli.Cluster) bool { return c.Name == which })], lasts: lasts}
-	return d.run(ctx, clusters, inspect.ReadForPods(ctx, clusters), inspect.Collect(ctx, clusters), plan)
+	return d.run(ctx, clusters, inspect.Collect(ctx, clusters), plan)
 }
 
 // run tests with what is known of clusters.
-func (d *draining) run(ctx context.Context, clusters []*cli.Cluster, facts []*inspect.Facts, surveys []*inspect.Cluster, plan probe.Plan) (*Report, error) {
+func (d *draining) run(ctx context.Context, clusters []*cli.Cluster, surveys []*inspect.Cluster, plan probe.Plan) (*Report, error) {
 	which := d.cluster.Name
 	service, err := d.cluster.Client.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
 	if err != nil {
@@ -78,7 +78,7 @@ func (d *draining) run(ctx context.Context, clusters []*cli.Cluster, facts []*in
 	}
 	plan.Asks = map[[2]string][]reach.ServiceRequest{}
 	for i, c := range clusters {
-		if err := missing(c.Name, plan.On[c.Name], facts[i]); err != nil {
+		if err := missing(c.Name, plan.On[c.Name], surveys[i]); err != nil {
 			return nil, err
 		}
 		if c != d.cluster {
@@ -89,7 +89,7 @@ func (d *draining) run(ctx context.Context, clusters []*cli.Cluster, facts []*in
 	}
 	results := &probe.Results{}
 	if slices.ContainsFunc(d.others, func(o *other) bool { return len(o.services) > 0 }) {
-		if results, err = probe.AskDuring(ctx, clusters, facts, plan, d.lasts, d.whileDrained); err != nil {
+		if results, err = probe.AskDuring(ctx, clusters, surveys, plan, d.lasts, d.whileDrained); err != nil {
 			return nil, err
 		}
 	}

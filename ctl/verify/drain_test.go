@@ -120,10 +120,8 @@ func (m *maintenance) run(ctx context.Context) (*Report, error) {
 		{Namespace: "shop", Name: "db", Object: "gl-db", ClusterIPs: []string{"10.96.0.8"}, Port: 80},
 		{Namespace: "shop", Name: "web", Object: "gcp-web", Origin: "gcp", ClusterIPs: []string{"10.96.0.9"}, Port: 80},
 	}
-	facts := []*inspect.Facts{
-		{Name: "aws", Nodes: []inspect.Node{{Name: "aws-1", Ready: "True"}}, Installed: inspect.Installed{Image: "ours"}}, {Name: "gcp"},
-	}
-	return d.run(ctx, []*cli.Cluster{m.aws, m.gcp}, facts, []*inspect.Cluster{aws, {Name: "gcp"}}, probe.Plan{Nodes: 1})
+	aws.Nodes.Value, aws.Workloads.Value = []inspect.Node{{Name: "aws-1", Ready: "True"}}, []inspect.Workload{{Name: inspect.WireGuard, Image: "ours"}}
+	return d.run(ctx, []*cli.Cluster{m.aws, m.gcp}, []*inspect.Cluster{aws, {Name: "gcp"}}, probe.Plan{Nodes: 1})
 }
 
 // isDrained reads the mark.

@@ -3,28 +3,26 @@ package verify
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
-	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // guard returns how to test network policies in a cluster, or why they can't be tested, and
 // the state of that.
-func guard(ctx context.Context, c *cli.Cluster, f *inspect.Facts) (g *probe.Guard, state State, why string) {
-	if len(f.Unread) > 0 {
-		return nil, Unknown, errors.Join(f.Unread...).Error()
+func guard(ctx context.Context, c *cli.Cluster, survey *inspect.Cluster) (g *probe.Guard, state State, why string) {
+	if err := survey.Unread(); err != nil {
+		return nil, Unknown, err.Error()
 	}
-	if !slices.Contains(f.Installed.Tools, manifests.Policy) {
+	settings := survey.Settings.Value
+	if _, installed := survey.Workload(inspect.NetworkPolicy); !installed {
 		return nil, Skipped, "semaphore-policy isn't installed"
 	}
-	setting := cmp.Or(f.Installed.Settings["SEMAPHORE_POLICY_CALICO_API"], "auto")
-	api, err := kube.DetectCalico(ctx, c.Client.Discovery().RESTClient(), kube.CalicoAPIs(setting))
+	api, err := kube.DetectCalico(ctx, c.Client.Discovery().RESTClient(), kube.CalicoAPIs(cmp.Or(settings["SEMAPHORE_POLICY_CALICO_API"], "auto")))
 	switch {
 	case err != nil:
 		return nil, Unknown, err.Error()
@@ -33,9 +31,9 @@ func guard(ctx context.Context, c *cli.Cluster, f *inspect.Facts) (g *probe.Guar
 	}
 	g = &probe.Guard{
 		API:    api,
-		Domain: cmp.Or(f.Installed.Settings["SEMAPHORE_POLICY_LABEL_DOMAIN"], "policy.semaphore.uw.io"),
+		Domain: cmp.Or(settings["SEMAPHORE_POLICY_LABEL_DOMAIN"], "policy.semaphore.uw.io"),
 	}
-	for _, remote := range f.Installed.Settings.Remotes() {
+	for _, remote := range settings.Remotes() {
 		g.Remotes = append(g.Remotes, string(remote))
 	}
 	lacking, err := c.Lacks(ctx, g.Rights())

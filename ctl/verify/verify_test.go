@@ -220,7 +220,8 @@ func TestStreamsAndNodes(t *testing.T) {
 			t.Errorf("%+v: %v", tt, err)
 		}
 	}
-	f := &inspect.Facts{Name: "aws", Nodes: []inspect.Node{{Name: "aws-1", Ready: "True"}, {Name: "aws-2", Ready: "False"}}}
+	f := &inspect.Cluster{Name: "aws"}
+	f.Nodes.Value = []inspect.Node{{Name: "aws-1", Ready: "True"}, {Name: "aws-2", Ready: "False"}}
 	if err := missing("aws", []string{"aws-1"}, f); err != nil {
 		t.Error(err)
 	}
