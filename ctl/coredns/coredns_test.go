@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -171,15 +172,24 @@ func (p *process) command(t *testing.T) (cmd *exec.Cmd, port int, output *bytes.
 	return cmd, port, output
 }
 
-// freePort returns a port of the loopback that no other process has.
+// given are the ports that freePort has returned.
+var given sync.Map
+
+// freePort returns a port of the loopback that no other process has, and that no other CoreDNS of
+// this test is about to take: its answers would be taken for those of one that doesn't start.
 func freePort(t *testing.T) int {
 	t.Helper()
-	conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
+	for {
+		conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		port := conn.LocalAddr().(*net.UDPAddr).Port
+		conn.Close()
+		if _, before := given.LoadOrStore(port, true); !before {
+			return port
+		}
 	}
-	defer conn.Close()
-	return conn.LocalAddr().(*net.UDPAddr).Port
 }
 
 // mounts returns the objects, and what the container that runs CoreDNS sees of them.

@@ -30,7 +30,7 @@ var hostileBounds = Bounds{Answer: 16 << 20, Objects: 2000}
 const memoryLimit = 256 << 20
 
 // hostilePatience is for a busy machine.
-const hostilePatience = 2 * time.Minute
+const hostilePatience = 10 * time.Minute
 
 // hostileEnv makes this test binary the process that is measured.
 const hostileEnv = "SEMAPHORE_TEST_HOSTILE"

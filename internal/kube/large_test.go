@@ -3,6 +3,7 @@ package kube
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"strconv"
@@ -51,6 +52,10 @@ func realisticNode(i int) *corev1.Node {
 // are.
 func TestLargeClusterIsTakenWithinDefaultBounds(t *testing.T) {
 	const nodes = 5000
+	first, err := json.Marshal(realisticNode(0))
+	if err != nil {
+		t.Fatal(err)
+	}
 	ca := newAuthority()
 	api := newTLSServer(t, ca, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("watch") == "true" {
@@ -59,22 +64,18 @@ func TestLargeClusterIsTakenWithinDefaultBounds(t *testing.T) {
 		}
 		w.Header().Set("Content-Type", typeJSON)
 		total := 0
-		write := func(text []byte) {
-			n, _ := w.Write(text)
+		write := func(text string) {
+			n, _ := io.WriteString(w, text)
 			total += n
 		}
-		write([]byte(`{"kind":"NodeList","apiVersion":"v1","metadata":{"resourceVersion":"5"},"items":[`))
+		write(`{"kind":"NodeList","apiVersion":"v1","metadata":{"resourceVersion":"5"},"items":[`)
 		for i := range nodes {
 			if i > 0 {
-				write([]byte(","))
+				write(",")
 			}
-			raw, err := json.Marshal(realisticNode(i))
-			if err != nil {
-				t.Error(err)
-			}
-			write(raw)
+			write(strings.NewReplacer("ip-10-0-0-0.", fmt.Sprintf("ip-10-0-%d-%d.", i/256, i%256), "10.4.0.0/24", fmt.Sprintf("10.%d.%d.0/24", 4+i/256, i%256)).Replace(string(first)))
 		}
-		write([]byte("]}"))
+		write("]}")
 		t.Logf("%d MB", total>>20)
 	}))
 	bounds := Bounds{Answer: 256 << 20}
