@@ -120,12 +120,12 @@ func Diagnose(ctx context.Context, clusters []*inspect.Cluster, results *probe.R
 			}
 			return ""
 		}
-		after, either := made(slices.Concat(r.ExplainedBy, r.EitherSide)), made(r.EitherSide)
+		after, either, ofCase := made(slices.Concat(r.ExplainedBy, r.EitherSide)), made(r.EitherSide), map[string][]string{}
+		for name, c := range r.Cases {
+			ofCase[name] = made(c.ExplainedBy)
+		}
 		rules[r.ID](f, func(finding Finding) {
-			of := cmp.Or(explains(finding.Scope, after), explains(finding.turned(), either))
-			if c := r.Cases[finding.Case]; of == "" && c != nil {
-				of = explains(finding.Scope, made(c.ExplainedBy))
-			}
+			of := cmp.Or(explains(finding.Scope, after), explains(finding.turned(), either), explains(finding.Scope, ofCase[finding.Case]))
 			if of != "" {
 				d.Consequences++
 			}
