@@ -325,11 +325,7 @@ func (c *relayedCluster) Decided(time.Time, bool) time.Time { return time.Time{}
 func (c *relayedCluster) tasks() []run.Task { return nil }
 
 func (c *relayedCluster) status() statuspage.Connection {
-	s := statuspage.Connection{Synced: c.Synced(), LastContact: some(c.from.watch.LastContact())}
-	if err := c.Err(); err != nil {
-		s.Error = err.Error()
-	}
-	return s
+	return kube.Connection(c.Synced(), c.from.watch.LastContact(), c.Err())
 }
 
 // relayedLocal is this cluster's own nodes. It implements localSource.

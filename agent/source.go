@@ -90,10 +90,8 @@ func keepNode(local string, cfg *config.Remote) func(runtime.Object) (*peers.Nod
 }
 
 func (d *direct) status() statuspage.Connection {
-	s := statuspage.Connection{Synced: d.Synced(), LastContact: some(d.LastContact()), Whole: d.reader.Whole()}
-	if err := errors.Join(d.Err(), d.OverQuota()); err != nil {
-		s.Error = err.Error()
-	}
+	s := kube.Connection(d.Synced(), d.LastContact(), errors.Join(d.Err(), d.OverQuota()))
+	s.Whole = d.reader.Whole()
 	return s
 }
 

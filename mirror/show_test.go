@@ -14,10 +14,11 @@ import (
 // wellReport is a report in which nothing is wrong.
 func wellReport() statuspage.Mirror {
 	now := reporttest.Now
+	up := statuspage.Connection{Synced: true, LastContact: &now}
 	watches := func() []statuspage.Watch {
 		return []statuspage.Watch{
-			{Kind: "services to mirror", Synced: true, LastContact: &now},
-			{Kind: "endpoint slices of services to mirror", Synced: true, LastContact: &now},
+			{Kind: "services to mirror", Connection: up},
+			{Kind: "endpoint slices of services to mirror", Connection: up},
 		}
 	}
 	return statuspage.Mirror{

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
@@ -268,14 +269,7 @@ func (c *Controller) clusterStatus(t totals) []statuspage.MirrorCluster {
 }
 
 func watchStatus(w feeds.Health, kind string) statuspage.Watch {
-	s := statuspage.Watch{Kind: kind, Synced: w.Synced(), Stale: w.Stale()}
-	if last := w.LastContact(); !last.IsZero() {
-		s.LastContact = &last
-	}
-	if err := errors.Join(w.Err(), w.OverQuota()); err != nil {
-		s.Error = err.Error()
-	}
-	return s
+	return statuspage.Watch{Kind: kind, Stale: w.Stale(), Connection: kube.Connection(w.Synced(), w.LastContact(), errors.Join(w.Err(), w.OverQuota()))}
 }
 
 // multiCluster returns the status of imports; nil: disabled.

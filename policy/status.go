@@ -14,14 +14,7 @@ import (
 )
 
 func apiStatus[T any](f *kube.Feed[T]) statuspage.Connection {
-	st := statuspage.Connection{Synced: f.Synced()}
-	if last := f.LastContact(); !last.IsZero() {
-		st.LastContact = &last
-	}
-	if err := errors.Join(f.Err(), f.OverQuota()); err != nil {
-		st.Error = err.Error()
-	}
-	return st
+	return kube.Connection(f.Synced(), f.LastContact(), errors.Join(f.Err(), f.OverQuota()))
 }
 
 // Status returns the controller's status.

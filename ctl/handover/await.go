@@ -16,6 +16,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/tokens"
 )
 
@@ -102,8 +103,8 @@ func outdated(c *inspect.Cluster, handed map[string][]string, issued map[[2]stri
 			name += " on " + t.Node
 		}
 		remedy := fmt.Sprintf("if that doesn't end, restart it: %s", c.Kubectl("-n %s rollout restart %s", cli.Namespace, workload(tool)))
-		switch kind := inspect.KindOf(t.Error); {
-		case t.Error != "" && (kind == inspect.TokenRefused || kind == inspect.CredentialsMissing):
+		switch {
+		case t.Error != "" && (t.Reason == kube.TokenRefused || t.Reason == kube.CredentialsMissing):
 			return fmt.Errorf("%s: %s: a request to %s with the credentials on disk: %s; %s", c.Name, name, t.Remote, t.Error, remedy)
 		case slices.Contains(tools, tool) && t.Issued != nil && t.Issued.Before(issued[[2]string{t.Remote, tool}]):
 			return fmt.Errorf("%s: %s hasn't read the new token for %s yet; %s", c.Name, name, t.Remote, remedy)

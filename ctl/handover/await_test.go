@@ -16,6 +16,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
@@ -34,13 +35,13 @@ func TestOutdated(t *testing.T) {
 		"a renewed one":            {"gcp", statuspage.CredentialCheck{Issued: &later}, ""},
 		"one that never expires":   {"gcp", statuspage.CredentialCheck{}, ""},
 		"the one before, accepted": {"gcp", statuspage.CredentialCheck{Issued: &before}, "hasn't read the new token for gcp yet"},
-		"the one before, refused":  {"gcp", statuspage.CredentialCheck{Issued: &before, Error: "get nodes: Unauthorized"}, "a request to gcp with the credentials on disk: get nodes: Unauthorized"},
-		"the new one, refused":     {"gcp", statuspage.CredentialCheck{Issued: &now, Error: "get nodes: Unauthorized"}, "Unauthorized"},
-		"no file":                  {"gcp", statuspage.CredentialCheck{Error: "open /etc/semaphore/remotes/gcp.token: no such file or directory"}, "no such file"},
-		"no answer":                {"gcp", statuspage.CredentialCheck{Issued: &now, Error: "dial tcp: i/o timeout"}, ""},
+		"the one before, refused":  {"gcp", statuspage.CredentialCheck{Issued: &before, Error: "get nodes: Unauthorized", Reason: kube.TokenRefused}, "a request to gcp with the credentials on disk: get nodes: Unauthorized"},
+		"the new one, refused":     {"gcp", statuspage.CredentialCheck{Issued: &now, Error: "get nodes: Unauthorized", Reason: kube.TokenRefused}, "Unauthorized"},
+		"no file":                  {"gcp", statuspage.CredentialCheck{Error: "open /etc/semaphore/remotes/gcp.token: no such file or directory", Reason: kube.CredentialsMissing}, "no such file"},
+		"no answer":                {"gcp", statuspage.CredentialCheck{Issued: &now, Error: "dial tcp: i/o timeout", Reason: kube.Away}, ""},
 		"another one's, old":       {"merit", statuspage.CredentialCheck{Issued: &before}, ""},
-		"another one's, refused":   {"merit", statuspage.CredentialCheck{Issued: &before, Error: "Unauthorized"}, "a request to merit with the credentials on disk: Unauthorized"},
-		"one that isn't joined":    {"oracle", statuspage.CredentialCheck{Error: "Unauthorized"}, ""},
+		"another one's, refused":   {"merit", statuspage.CredentialCheck{Issued: &before, Error: "Unauthorized", Reason: kube.TokenRefused}, "a request to merit with the credentials on disk: Unauthorized"},
+		"one that isn't joined":    {"oracle", statuspage.CredentialCheck{Error: "Unauthorized", Reason: kube.TokenRefused}, ""},
 	} {
 		report := &statuspage.Mirror{Credentials: map[string]statuspage.CredentialCheck{c.remote: c.check}}
 		cluster := &inspect.Cluster{Name: "aws", Context: "prod", Mirrors: []inspect.Reported[statuspage.Mirror]{{Fact: inspect.Fact[*statuspage.Mirror]{Value: report}}}}
@@ -76,7 +77,7 @@ func TestAwait(t *testing.T) {
 	answer(pods+"/mirror-1:8080/proxy/status", func() any {
 		check := statuspage.CredentialCheck{Issued: &issued}
 		if asked.Add(1) == 1 {
-			check.Error = "get services: Unauthorized"
+			check.Error, check.Reason = "get services: Unauthorized", kube.TokenRefused
 		}
 		return statuspage.Mirror{Credentials: map[string]statuspage.CredentialCheck{"gcp": check}}
 	})

@@ -198,9 +198,10 @@ func (f *Facts) writes() (all []write) {
 	return all
 }
 
-// refusal returns an error if it is a refusal of the API server, and not one about the object.
+// refusal returns an error if it is a refusal of the API server, and not one about the object. An
+// error of a write has no reason of its own.
 func refusal(err string) string {
-	if kube.RefusedByAdmission(err) || inspect.KindOf(err) == inspect.RightsMissing {
+	if kube.RefusedByAdmission(err) || strings.Contains(err, "forbidden") {
 		return err
 	}
 	return ""

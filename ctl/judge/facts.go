@@ -352,7 +352,8 @@ type watch struct {
 	cluster     *inspect.Cluster
 	program     string
 	who         string // of the program's replicas
-	err, source string
+	err, reason string
+	source      string
 	synced      bool
 	last        *time.Time // contact with the API server
 	// relayed is whether the program reads the objects of semaphore-relay instead.
@@ -363,11 +364,11 @@ type watch struct {
 func (f *Facts) watches() iter.Seq[watch] {
 	return func(yield func(watch) bool) {
 		of := func(c *inspect.Cluster, program, remote, source string, api *statuspage.Connection) bool {
-			return yield(watch{Scope{Cluster: c.Name, Remote: remote}, c, program, program, api.Error, source, api.Synced, api.LastContact, false})
+			return yield(watch{Scope{Cluster: c.Name, Remote: remote}, c, program, program, api.Error, api.Reason, source, api.Synced, api.LastContact, false})
 		}
 		for v := range f.views() {
 			api := &v.remote.API
-			w := watch{v.Scope, v.cluster, inspect.WireGuard, "the agent of " + v.Node, api.Error, v.source, api.Synced, api.LastContact, v.agent.RemotesFrom == inspect.RemotesFromRelay}
+			w := watch{v.Scope, v.cluster, inspect.WireGuard, "the agent of " + v.Node, api.Error, api.Reason, v.source, api.Synced, api.LastContact, v.agent.RemotesFrom == inspect.RemotesFromRelay}
 			if v.remote.Refused != "" { // Nothing is read of it.
 				w.synced, w.last = true, &v.cluster.Taken
 			}
@@ -377,8 +378,8 @@ func (f *Facts) watches() iter.Seq[watch] {
 		}
 		for c, m := range f.mirrors() {
 			for _, remote := range m.Value.Clusters {
-				for _, w := range remote.Watches {
-					if !of(c, inspect.ServiceMirror, remote.Name, m.Source, &statuspage.Connection{Synced: w.Synced, LastContact: w.LastContact, Error: w.Error}) {
+				for i := range remote.Watches {
+					if !of(c, inspect.ServiceMirror, remote.Name, m.Source, &remote.Watches[i].Connection) {
 						return
 					}
 				}
@@ -401,20 +402,19 @@ func (f *Facts) watches() iter.Seq[watch] {
 	}
 }
 
-// unread iterates over the errors of watches, and of requests with the credentials that are on disk.
-func (f *Facts) unread() iter.Seq2[Scope, Evidence] {
-	return func(yield func(Scope, Evidence) bool) {
-		for w := range f.watches() {
-			// An agent that reads the objects of semaphore-relay has no connection: see agentBehind.
-			if w.err != "" && !w.relayed && !yield(w.Scope, Evidence{w.program + ": " + w.err, w.source}) {
-				return
-			}
+// unread calls each with the errors of watches, and of requests with the credentials that are on
+// disk, and their reasons.
+func (f *Facts) unread(each func(at Scope, reason string, evidence Evidence)) {
+	for w := range f.watches() {
+		// An agent that reads the objects of semaphore-relay has no connection: see agentBehind.
+		if w.err != "" && !w.relayed {
+			each(w.Scope, w.reason, Evidence{w.program + ": " + w.err, w.source})
 		}
-		for c, t := range f.credentialChecks() {
-			// The own API server is another reason.
-			if t.Error != "" && t.Remote != c.Name && !yield(Scope{Cluster: c.Name, Node: t.Node, Remote: t.Remote}, Evidence{t.Program + ", with the credentials on disk: " + t.Error, t.Source}) {
-				return
-			}
+	}
+	for c, t := range f.credentialChecks() {
+		// The own API server is another reason.
+		if t.Error != "" && t.Remote != c.Name {
+			each(Scope{Cluster: c.Name, Node: t.Node, Remote: t.Remote}, t.Reason, Evidence{t.Program + ", with the credentials on disk: " + t.Error, t.Source})
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/inspecttest"
 )
@@ -34,7 +35,7 @@ func TestClusterHidesNoOther(t *testing.T) {
 		"an agent of no node":        claim("", refused("aws")),
 		"an agent of others' node":   claim("aws-1", refused("aws"), refused("gcp")),
 		"remotes without a name":     claim("", refused(""), refused(anyNode)),
-		"an API server that is down": claim("", statuspage.Remote{Name: "aws", API: statuspage.Connection{Error: "connection refused"}}, statuspage.Remote{Name: "merit", API: statuspage.Connection{Error: "Unauthorized"}}),
+		"an API server that is down": claim("", statuspage.Remote{Name: "aws", API: statuspage.Connection{Error: "connection refused", Reason: kube.Away}}, statuspage.Remote{Name: "merit", API: statuspage.Connection{Error: "Unauthorized", Reason: kube.TokenRefused}}),
 		"rejected nodes": claim("", statuspage.Remote{Name: "aws", Rejected: []statuspage.Rejection{
 			{Node: "aws-1", Reason: "duplicate_key"}, {Node: "", Reason: "pod_cidr"}, {Node: anyNode, Reason: "x"},
 		}}),
@@ -198,9 +199,7 @@ func TestEndsWithTheContext(t *testing.T) {
 	for range f.views() {
 		t.Error("views continue")
 	}
-	for range f.unread() {
-		t.Error("connections continue")
-	}
+	f.unread(func(Scope, string, Evidence) { t.Error("connections continue") })
 }
 
 // TestUnknownIsBoundedByCluster checks that omitted unknowns of a cluster are counted.
@@ -226,9 +225,9 @@ func TestOtherRemotes(t *testing.T) {
 	clusters := inspecttest.Pair(1)
 	a := clusters[0].Agents[0].Value
 	for _, name := range []string{"merit", "titan"} {
-		a.Remotes = append(a.Remotes, statuspage.Remote{Name: name, API: statuspage.Connection{Error: "Unauthorized"}})
+		a.Remotes = append(a.Remotes, statuspage.Remote{Name: name, API: statuspage.Connection{Error: "Unauthorized", Reason: kube.TokenRefused}})
 	}
-	a.Remotes[0].API.Error = "Unauthorized"
+	a.Remotes[0].API.Error, a.Remotes[0].API.Reason = "Unauthorized", kube.TokenRefused
 	var got []string
 	for _, c := range diagnose(t, clusters, nil, false).Causes {
 		texts := []string{c.What}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/inspecttest"
 )
@@ -20,7 +21,7 @@ func TestRelay(t *testing.T) {
 		"not running":     {0, nil, []string{"relay-not-running"}},
 		"a pod not ready": {1, nil, []string{"relay-not-ready"}},
 		"a remote is silent": {2, func(r *statuspage.Relay) {
-			r.Clusters[1].API.Error = "dial tcp 192.0.2.1:6443: connect: connection refused"
+			r.Clusters[1].API.Reason, r.Clusters[1].API.Error = kube.Away, "dial tcp 192.0.2.1:6443: connect: connection refused"
 		}, []string{"api-away"}},
 		"a write is refused": {2, func(r *statuspage.Relay) {
 			r.Clusters[1].Failing = map[string]string{"gcp.n0": "update gcp.n0: the server is currently unable to handle the request"}

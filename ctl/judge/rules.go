@@ -1,6 +1,11 @@
 package judge
 
-import "github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+import (
+	"slices"
+
+	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+)
 
 // rules returns the function that finds faults, for each reason.
 func rules() map[string]func(f *Facts, found func(Finding)) {
@@ -36,13 +41,14 @@ func rules() map[string]func(f *Facts, found func(Finding)) {
 		"agent-failing": failing, "program-not-ready": notReady(""), "not-ready": notReady(inspect.WireGuard),
 		"mirror-not-ready": notReady(inspect.ServiceMirror), "policy-not-ready": notReady(inspect.NetworkPolicy), "relay-not-ready": notReady(inspect.Relay),
 	}
-	for _, kind := range inspect.Kinds() {
-		all[kind] = func(f *Facts, found func(Finding)) {
-			for scope, evidence := range f.unread() {
-				if inspect.KindOf(evidence.Text) == kind {
+	reasons := kube.Reasons()
+	for _, reason := range reasons {
+		all[reason] = func(f *Facts, found func(Finding)) {
+			f.unread(func(scope Scope, why string, evidence Evidence) {
+				if why == reason || reason == kube.OtherReason && !slices.Contains(reasons, why) {
 					found(Finding{Scope: scope, Evidence: []Evidence{evidence}})
 				}
-			}
+			})
 		}
 	}
 	return all

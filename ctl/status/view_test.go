@@ -18,6 +18,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/ctl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/ctl/judge"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/inspecttest"
 )
@@ -119,7 +120,7 @@ func TestView(t *testing.T) {
 		},
 		"a token that is refused while its watch goes on": {
 			change: func(aws, _ *inspect.Cluster) {
-				refused := map[string]statuspage.CredentialCheck{"gcp": {Error: "get version: Unauthorized"}}
+				refused := map[string]statuspage.CredentialCheck{"gcp": {Error: "get version: Unauthorized", Reason: kube.TokenRefused}}
 				aws.Mirrors = []inspect.Reported[statuspage.Mirror]{{}}
 				aws.Mirrors[0].Value = &statuspage.Mirror{Leading: true, Credentials: refused}
 				for i := range aws.Agents {

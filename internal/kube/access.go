@@ -143,15 +143,27 @@ func environmentProxy() proxyFunc {
 	return func(r *http.Request) (*url.URL, error) { return of(r.URL) }
 }
 
-// through names the proxy of a request in its error: net/http doesn't if the proxy refuses it, or
+// proxyError is the error of a request through a proxy.
+type proxyError struct {
+	proxy string
+	err   error
+}
+
+// Error implements error.
+func (e *proxyError) Error() string { return "through the proxy " + e.proxy + ": " + e.err.Error() }
+
+// Unwrap returns the error without the proxy.
+func (e *proxyError) Unwrap() error { return e.err }
+
+// Through names the proxy of a request in its error: net/http doesn't if the proxy refuses it, or
 // doesn't answer.
-func through(proxy proxyFunc, address string, err error) error {
+func Through(proxy proxyFunc, address string, err error) error {
 	to, invalid := url.Parse(address)
-	if invalid != nil || proxy == nil {
+	if err == nil || invalid != nil || proxy == nil {
 		return err
 	}
 	if u, _ := proxy(&http.Request{URL: to}); u != nil {
-		return fmt.Errorf("through the proxy %s://%s: %w", u.Scheme, u.Host, err)
+		return &proxyError{u.Scheme + "://" + u.Host, err}
 	}
 	return err
 }

@@ -66,7 +66,7 @@ func caURL(address string, pins []string, proxy proxyFunc) caSource {
 	return caSource{address, caURLPeriod, func() ([]byte, error) {
 		content, err := fetchCA(client, address)
 		if err != nil {
-			return nil, through(proxy, address, err)
+			return nil, Through(proxy, address, err)
 		}
 		return pinned(content, pins)
 	}}

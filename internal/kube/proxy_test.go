@@ -170,7 +170,7 @@ func TestProxyIsNamed(t *testing.T) {
 			defer cancel()
 			err := listNodes(ctx, clientFor(t, access))
 			want := "through the proxy " + strings.Replace(c.proxy, "me:planted@", "", 1) + ": "
-			if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "planted") {
+			if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "planted") || Reason(err) != Away {
 				t.Errorf("%v, expected %q and %q", err, want, c.says)
 			}
 		})

@@ -104,7 +104,7 @@ func (t *reloadingTransport) RoundTrip(req *http.Request) (*http.Response, error
 		return response, nil
 	}
 	end()
-	err = through(t.base.Proxy, req.URL.String(), err)
+	err = Through(t.base.Proxy, req.URL.String(), err)
 	if !untrusted(err) {
 		return nil, err
 	}

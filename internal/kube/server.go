@@ -191,14 +191,11 @@ func Get(client func() (Client, error), path string) func(context.Context) error
 			if apierrors.IsTooManyRequests(err) {
 				return nil
 			}
-			if apierrors.IsForbidden(err) {
-				// Its text is that of the remote.
-				return &apierrors.StatusError{ErrStatus: metav1.Status{Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden, Message: "get " + path + ": Forbidden"}}
-			}
 			var status apierrors.APIStatus
 			if errors.As(err, &status) && status.Status().Code != 0 {
 				// Its text is that of the remote.
-				return fmt.Errorf("get %s: %s", path, http.StatusText(int(status.Status().Code)))
+				code := status.Status().Code
+				return &apierrors.StatusError{ErrStatus: metav1.Status{Code: code, Message: "get " + path + ": " + http.StatusText(int(code))}}
 			}
 			return err
 		}

@@ -25,6 +25,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
 // Request has the checks to run. It is the program's argument, as JSON.
@@ -192,11 +193,8 @@ func (s Server) ask(ctx context.Context, url string, proxy *httpproxy.Config) er
 	}
 	client := http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	response, err := client.Do(request)
-	if by, _ := of(request.URL); err != nil && by != nil {
-		return fmt.Errorf("through the proxy %s://%s: %w", by.Scheme, by.Host, err)
-	}
 	if err != nil {
-		return err
+		return kube.Through(transport.Proxy, url, err)
 	}
 	return response.Body.Close()
 }

@@ -100,6 +100,8 @@ type CredentialCheck struct {
 	Asked *time.Time `json:"asked,omitempty"`
 	// Error is its error; empty: the remote has accepted the credentials.
 	Error string `json:"error,omitempty"`
+	// Reason is that of Error, of the reasons of package kube; empty: of an earlier release.
+	Reason string `json:"reason,omitempty"`
 	// Waiting is when the running request was sent; nil: none runs.
 	Waiting *time.Time `json:"waiting,omitempty"`
 	// Issued and Expires are those of the token on disk; nil: not known.
@@ -221,6 +223,8 @@ type Connection struct {
 	Synced      bool       `json:"synced"` // at least once since start
 	LastContact *time.Time `json:"lastContact,omitempty"`
 	Error       string     `json:"error,omitempty"`
+	// Reason is that of Error, of the reasons of package kube; empty: of an earlier release.
+	Reason string `json:"reason,omitempty"`
 	// Whole is set when nodes are read whole, with five times the bytes of their metadata.
 	Whole bool `json:"wholeNodes,omitempty"`
 }

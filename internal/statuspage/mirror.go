@@ -57,11 +57,9 @@ type MirrorCluster struct {
 
 // Watch is the status of the watch of one kind in one cluster.
 type Watch struct {
-	Kind        string     `json:"kind"`
-	Synced      bool       `json:"synced"`
-	Stale       bool       `json:"stale,omitempty"`
-	LastContact *time.Time `json:"lastContact,omitempty"`
-	Error       string     `json:"error,omitempty"`
+	Kind  string `json:"kind"`
+	Stale bool   `json:"stale,omitempty"`
+	Connection
 }
 
 // Service is one local service. Services with problems are listed first.

@@ -154,7 +154,7 @@ func (r *credentialCheck) start(now time.Time) chan struct{} {
 		defer r.mu.Unlock()
 		r.last = statuspage.CredentialCheck{Asked: &now}
 		if err != nil {
-			r.last.Error = printable.Error(err).Error()
+			r.last.Error, r.last.Reason = printable.Error(err).Error(), kube.Reason(err)
 		}
 		r.running = nil
 		close(done)
