@@ -2,10 +2,10 @@ package scenarios_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +18,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
+	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/nstest"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 )
@@ -234,9 +235,9 @@ func TestPodPrefixes(t *testing.T) {
 		}
 		for _, n := range []*testbed.Node{gcp1, gcp2} {
 			eventually(t, time.Minute, n.Name+" to say that a right is missing", func(ctx context.Context) error {
-				status, err := agents[n].Get(ctx, "/status")
-				if err == nil && !strings.Contains(status, `"prefixes of pods":`) {
-					err = errors.New("it doesn't")
+				status, err := agents[n].Status(ctx)
+				if err == nil && !slices.ContainsFunc(status.Of(statuspage.Failing), func(c statuspage.Condition) bool { return c.Object == "prefixes of pods" }) {
+					err = fmt.Errorf("it says %v", status.Conditions)
 				}
 				return err
 			})
