@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
@@ -299,14 +298,7 @@ func (t *collector) warnings(ctx context.Context) ([]Event, error) {
 // pools reads Calico's IP pools from the first served API.
 func (t *collector) pools(ctx context.Context) ([]Pool, error) {
 	for _, gv := range kube.CalicoAPIs("auto") {
-		pools := []Pool{}
-		err := cli.ListUntyped(ctx, t.access.Dynamic.Resource(PoolsOf(gv)), metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
-			cidr, _, _ := unstructured.NestedString(o.Object, "spec", "cidr")
-			disabled, _, _ := unstructured.NestedBool(o.Object, "spec", "disabled")
-			noExport, _, _ := unstructured.NestedBool(o.Object, "spec", "disableBGPExport")
-			pools = append(pools, Pool{o.GetName(), cidr, disabled, noExport})
-			return nil
-		})
+		pools, err := readPools(ctx, t.access, gv)
 		switch {
 		case apierrors.IsNotFound(err) || meta.IsNoMatchError(err):
 			continue

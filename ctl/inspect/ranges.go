@@ -75,25 +75,40 @@ func (f *Facts) readPods(ctx context.Context, c *cli.Cluster) error {
 	}
 	nodes = Compact(nodes)
 	if f.Calico.Version != "" {
-		pools, err := prefixesOf(ctx, c, PoolsOf(f.Calico), maxPrefixes, enabled)
-		if IsInvalid(err) {
-			return err
+		pools, err := readPools(ctx, c, f.Calico)
+		var found []netip.Prefix
+		for _, p := range pools {
+			if prefix, err := netip.ParsePrefix(p.CIDR); err == nil && !p.Disabled {
+				found = append(found, prefix.Masked())
+			}
+			if len(found) > maxPrefixes {
+				return tooMany(PoolsOf(f.Calico).GroupResource().String(), p.Name, "spec", maxPrefixes, "prefixes, with those of others")
+			}
 		}
-		if err == nil && len(pools) > 0 {
-			f.Pods, f.PodsFrom, f.PodsSure = pools, "Calico's IP pools", true
+		if err == nil && len(found) > 0 {
+			f.Pods, f.PodsFrom, f.PodsSure = Compact(found), "Calico's IP pools", true
 			return nil
 		}
 	}
 	if f.Plugin == "Cilium" {
-		found, err := prefixesOf(ctx, c, ciliumNodes, noLimit, func(o *unstructured.Unstructured) []string {
+		var found []netip.Prefix
+		err := cli.ListUntyped(ctx, c.Dynamic.Resource(ciliumNodes), metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
 			cidrs, _, _ := unstructured.NestedStringSlice(o.Object, "spec", "ipam", "podCIDRs")
-			return cidrs
+			if len(cidrs) > maxOfNode {
+				return tooMany(ciliumNodes.GroupResource().String(), o.GetName(), "spec", maxOfNode, "prefixes")
+			}
+			for _, text := range cidrs {
+				if prefix, err := netip.ParsePrefix(text); err == nil {
+					found = append(found, prefix.Masked())
+				}
+			}
+			return nil
 		})
 		if IsInvalid(err) {
 			return err
 		}
 		if err == nil && len(found) > 0 {
-			f.Pods, f.PodsFrom = found, "CiliumNodes"
+			f.Pods, f.PodsFrom = Compact(found), "CiliumNodes"
 			return nil
 		}
 	}
@@ -117,16 +132,6 @@ func (f *Facts) readPods(ctx context.Context, c *cli.Cluster) error {
 	}
 	f.Pods, f.PodsFrom = nodes, "podCIDRs of the nodes"
 	return nil
-}
-
-// enabled returns the range of a pool that isn't disabled.
-func enabled(pool *unstructured.Unstructured) []string {
-	disabled, _, _ := unstructured.NestedBool(pool.Object, "spec", "disabled")
-	cidr, _, _ := unstructured.NestedString(pool.Object, "spec", "cidr")
-	if disabled {
-		return nil
-	}
-	return []string{cidr}
 }
 
 // Cover reports whether the union of the outer prefixes contains all inner ones.
@@ -179,8 +184,6 @@ const (
 	// maxOfNode bounds the addresses, and the pod prefixes, of a node: two are common, one
 	// of each family.
 	maxOfNode = 16
-	// noLimit is for prefixes of nodes, which the number of objects bounds.
-	noLimit = 0
 )
 
 // tooMany is the error for an object with too many values.
@@ -188,26 +191,17 @@ func tooMany(kind, name, key string, most int, what string) error {
 	return &InvalidError{kind + " " + printable.Text(name, printable.Short), key, fmt.Errorf("more than %d %s", most, what)}
 }
 
-// prefixesOf reads the prefixes that get returns for the objects of a resource, at most so
-// many in all, and maxOfNode of one object. The resource may not be served.
-func prefixesOf(ctx context.Context, c *cli.Cluster, resource schema.GroupVersionResource, most int, get func(*unstructured.Unstructured) []string) ([]netip.Prefix, error) {
-	var found []netip.Prefix
-	err := cli.ListUntyped(ctx, c.Dynamic.Resource(resource), metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
-		texts := get(o)
-		if len(texts) > maxOfNode {
-			return tooMany(resource.GroupResource().String(), o.GetName(), "spec", maxOfNode, "prefixes")
-		}
-		for _, text := range texts {
-			if p, err := netip.ParsePrefix(text); err == nil {
-				found = append(found, p.Masked())
-			}
-		}
-		if most != noLimit && len(found) > most {
-			return tooMany(resource.GroupResource().String(), o.GetName(), "spec", most, "prefixes, with those of others")
-		}
+// readPools reads Calico's IP pools from a version of its API, which may not be served.
+func readPools(ctx context.Context, c *cli.Cluster, version schema.GroupVersion) ([]Pool, error) {
+	pools := []Pool{}
+	err := cli.ListUntyped(ctx, c.Dynamic.Resource(PoolsOf(version)), metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
+		cidr, _, _ := unstructured.NestedString(o.Object, "spec", "cidr")
+		disabled, _, _ := unstructured.NestedBool(o.Object, "spec", "disabled")
+		noExport, _, _ := unstructured.NestedBool(o.Object, "spec", "disableBGPExport")
+		pools = append(pools, Pool{o.GetName(), cidr, disabled, noExport})
 		return nil
 	})
-	return Compact(found), err
+	return pools, err
 }
 
 // Prefixes parses a list of prefixes, separated by commas or spaces, and masks them.
