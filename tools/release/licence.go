@@ -28,6 +28,8 @@ func (l licence) expression() string { return strings.Join(l.ids, " AND ") }
 var (
 	termsName  = regexp.MustCompile(`(?i)^(licen[cs]e|copying)([.-].*)?$`)
 	noticeName = regexp.MustCompile(`(?i)^(notice|patents)([.-].*)?$`)
+	// unlinked are files of code, and the licences of documents, of which nothing is passed on.
+	unlinked = []string{".go", ".docs"}
 )
 
 // readLicence recognizes the licence files in folders of the module at dir,
@@ -45,7 +47,7 @@ func readLicence(dir string, folders []string) (licence, error) {
 		for _, entry := range entries {
 			name := entry.Name()
 			terms := termsName.MatchString(name)
-			if entry.IsDir() || filepath.Ext(name) == ".go" || !terms && !noticeName.MatchString(name) {
+			if entry.IsDir() || slices.Contains(unlinked, filepath.Ext(name)) || !terms && !noticeName.MatchString(name) {
 				continue
 			}
 			file := filepath.Join(folder, name)

@@ -160,6 +160,7 @@ func TestReadLicence(t *testing.T) {
 	for path, content := range map[string]string{
 		"LICENSE.md":           mit,
 		"LICENSE-APACHE":       apache,
+		"LICENSE.docs":         gnu,
 		"NOTICE":               "Made by others.",
 		"license.go":           "package license",
 		"licenses/GPL":         gnu,
