@@ -202,7 +202,7 @@ func schema(v values) object {
 			"networkd":    boolean, "cleanup": boolean, "remotesSecret": secret,
 			"engine": closed("", object{"resources": free}),
 		}),
-		"serviceMirror": workload(object{"replicas": replicas, "remotesSecret": secret}),
+		"serviceMirror": workload(object{"replicas": replicas, "remotesSecret": secret, "leaving": object{"type": "array", "items": object{"type": "string", "pattern": clusterName}}}),
 		"policy":        workload(object{"replicas": replicas, "remotesSecret": secret}),
 		"relay":         workload(object{"replicas": replicas, "agents": boolean, "crd": boolean}),
 		"tokens":        workload(nil),

@@ -86,6 +86,9 @@ spec:
             - name: SEMAPHORE_LISTEN_AUTH
               value: token
             {{- end }}
+            {{- with $values.leaving }}
+            {{- list (dict "name" "SEMAPHORE_DEPARTED_REMOTES" "value" (join "," .)) | toYaml | nindent 12 }}
+            {{- end }}
             {{- with $values.extraEnv }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
