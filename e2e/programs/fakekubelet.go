@@ -252,14 +252,19 @@ func (p *fakePod) start(ctx context.Context, dir, name string, template *corev1.
 	return nil
 }
 
-// sources returns the names of the ConfigMaps of a template's first container, which have a
-// hash of their content.
+// sources returns where a template's containers have their environment from: the names of ConfigMaps, which
+// have a hash of their content, and values.
 func sources(template *corev1.PodTemplateSpec) string {
-	var names []string
-	for _, from := range template.Spec.Containers[0].EnvFrom {
-		names = append(names, from.ConfigMapRef.Name)
+	var all []string
+	for _, container := range slices.Concat(template.Spec.InitContainers, template.Spec.Containers) {
+		for _, from := range container.EnvFrom {
+			all = append(all, from.ConfigMapRef.Name)
+		}
+		for _, variable := range container.Env {
+			all = append(all, variable.Name+"="+variable.Value)
+		}
 	}
-	return strings.Join(names, ",")
+	return strings.Join(all, ",")
 }
 
 // restart restarts the programs if the template has another environment.
