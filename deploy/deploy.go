@@ -1,9 +1,9 @@
-// Package deploy embeds the manifests of this folder for semaphorectl.
+// Package deploy embeds the chart, and parts of CoreDNS's configuration, for semaphorectl.
 package deploy
 
 import "embed"
 
-// Files contains the bases and components.
+// Files contains the chart, and the server blocks of CoreDNS.
 //
-//go:embed authenticated coredns networkd policy relay remote service-mirror tokens wireguard
+//go:embed all:chart coredns/Corefile coredns/Corefile.clusterset
 var Files embed.FS

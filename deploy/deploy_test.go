@@ -1,6 +1,7 @@
 package deploy_test
 
 import (
+	"errors"
 	"io/fs"
 	"os"
 	"slices"
@@ -11,14 +12,12 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
-
-	"github.com/kube-semaphore/kube-semaphore/deploy"
 )
 
 // Containers that use a folder of the host have a type that SELinux lets do that, and no
 // others have.
 func TestContainersWithHostPathsHaveAnSELinuxType(t *testing.T) {
-	content, err := fs.ReadFile(deploy.Files, "wireguard/daemonset.yaml")
+	content, err := os.ReadFile("wireguard/daemonset.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,18 +39,10 @@ func TestContainersWithHostPathsHaveAnSELinuxType(t *testing.T) {
 			t.Errorf("container %s: host paths %v, SELinux type %q", c.Name, uses, kind)
 		}
 	}
-	err = fs.WalkDir(deploy.Files, ".", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() || path == "wireguard/daemonset.yaml" {
-			return err
-		}
-		content, err := fs.ReadFile(deploy.Files, path)
-		if strings.Contains(string(content), "seLinuxOptions") {
+	for path, document := range documents(t) {
+		if path != "wireguard/daemonset.yaml" && strings.Contains(document, "seLinuxOptions") {
 			t.Errorf("%s sets an SELinux type", path)
 		}
-		return err
-	})
-	if err != nil {
-		t.Error(err)
 	}
 }
 
@@ -59,7 +50,7 @@ func TestContainersWithHostPathsHaveAnSELinuxType(t *testing.T) {
 // tolerates all taints keeps off nodes without a host, and the namespace has a quota for its
 // priority class, without which some providers refuse critical pods.
 func TestPodsGetNodesTheyCanRunOn(t *testing.T) {
-	quotas, err := fs.ReadFile(deploy.Files, "wireguard/quota.yaml")
+	quotas, err := os.ReadFile("wireguard/quota.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,23 +217,30 @@ func templates(t *testing.T) func(yield func(path string, template corev1.PodTem
 	}
 }
 
-// documents yields the objects of the bases, by file.
+// documents yields the objects of the folders for kubectl apply -k, by file.
 func documents(t *testing.T) func(yield func(path, document string) bool) {
 	return func(yield func(path, document string) bool) {
-		err := fs.WalkDir(deploy.Files, ".", func(path string, entry fs.DirEntry, err error) error {
-			if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".yaml") || strings.HasSuffix(path, "kustomization.yaml") {
-				return err
-			}
-			content, err := fs.ReadFile(deploy.Files, path)
-			for document := range strings.SplitSeq(string(content), "\n---\n") {
-				if !yield(path, document) {
-					return fs.SkipAll
+		for _, folder := range []string{"authenticated", "coredns", "networkd", "policy", "relay", "remote", "service-mirror", "tokens", "wireguard"} {
+			err := fs.WalkDir(os.DirFS("."), folder, func(path string, entry fs.DirEntry, err error) error {
+				if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".yaml") || strings.HasSuffix(path, "kustomization.yaml") {
+					return err
 				}
+				content, err := os.ReadFile(path)
+				for document := range strings.SplitSeq(string(content), "\n---\n") {
+					if !yield(path, document) {
+						return errEnough
+					}
+				}
+				return err
+			})
+			if errors.Is(err, errEnough) {
+				return
 			}
-			return err
-		})
-		if err != nil {
-			t.Error(err)
+			if err != nil {
+				t.Error(err)
+			}
 		}
 	}
 }
+
+var errEnough = errors.New("enough")

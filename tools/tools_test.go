@@ -262,11 +262,13 @@ func TestCatalogueMatchesTheModules(t *testing.T) {
 // between modules that require the same version of it, and of all that it imports.
 func TestModulesShareVersions(t *testing.T) {
 	unshared := []string{ // imported by few packages
+		"github.com/go-errors/errors", // of kustomize and Helm
 		"github.com/mdlayher/netlink",
 		"github.com/mdlayher/socket",
 		"github.com/prometheus/client_golang", // promtool needs the API of 1.24
 		"go.uber.org/zap",                     // of Prometheus only what receives OTLP imports it
 		"k8s.io/apiextensions-apiserver",      // of v0.0.0 the control planes replace it by ours
+		"k8s.io/kubectl",                      // likewise
 		"sigs.k8s.io/mcs-api",                 // of the control planes only CoreDNS imports it
 	}
 	root, kubernetes, prometheus := "..", "kubernetes", "prometheus"

@@ -77,10 +77,10 @@ type Installed struct {
 	Tools      []string
 	// Relay is whether semaphore-relay is installed, Relayed whether the agents read its objects.
 	Relay, Relayed bool
-	// Foreign are our programs that weren't installed by semaphorectl, and Helm is the release
-	// that installed one of them, or empty.
+	// Foreign are our programs that weren't installed by semaphorectl, and Owner is what applies one
+	// of them and would set changes back; empty: nothing is known.
 	Foreign []string
-	Helm    string
+	Owner   string
 }
 
 // Misnamed returns the configured name of the cluster if it differs from the argument that
@@ -211,11 +211,9 @@ func (f *Facts) readInstalled(ctx context.Context, c *cli.Cluster) error {
 		}
 		i.Relay = i.Relay || w.Name == Relay
 		i.Image, i.PullSecret = cmp.Or(w.Image, i.Image), cmp.Or(w.pullSecret, i.PullSecret)
-		if w.manager != manifests.Manager {
+		i.Owner = cmp.Or(i.Owner, w.owner)
+		if w.foreign {
 			i.Foreign = append(i.Foreign, w.Name)
-		}
-		if w.manager == "Helm" {
-			i.Helm = cmp.Or(w.release, "unknown")
 		}
 		if w.Name == WireGuard {
 			i.Relayed = cmp.Or(w.remotesFrom, i.Settings[RemotesFrom]) == RemotesFromRelay

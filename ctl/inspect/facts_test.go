@@ -146,7 +146,7 @@ func TestInstalled(t *testing.T) {
 		if got := strings.Join(f.Installed.Foreign, " "); got != c.foreign {
 			t.Errorf("%s: foreign %q", name, got)
 		}
-		if got := f.Installed.Helm; (got != "") != (name == "by Helm") || strings.Contains(got, "\x1b") {
+		if got := f.Installed.Owner; (got != "") != (name == "by Helm") || strings.Contains(got, "\x1b") {
 			t.Errorf("%s: release %q", name, got)
 		}
 		if (err == nil) != (c.unread == "") || err != nil && !strings.Contains(err.Error(), c.unread) {

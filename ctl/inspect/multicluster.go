@@ -82,12 +82,12 @@ func (f *Facts) readMultiCluster(ctx context.Context, c *cli.Cluster) {
 	if err != nil && !apierrors.IsNotFound(err) {
 		f.MultiCluster.Err = fmt.Errorf("read the ClusterRole %s: %w", manifests.ImportRole, err)
 	}
-	f.MultiCluster.Installed = err == nil && role.Labels[manifests.ManagedLabel] == manifests.Manager
+	f.MultiCluster.Installed = err == nil && manifests.Ours(role)
 }
 
 func crdOf(o *unstructured.Unstructured) CRD {
 	labels := o.GetLabels()
-	c := CRD{Ours: labels[manifests.ManagedLabel] == manifests.Manager, Release: printable.Text(labels[crd.ReleaseVersionLabel], printable.Short)}
+	c := CRD{Ours: manifests.Ours(o), Release: printable.Text(labels[crd.ReleaseVersionLabel], printable.Short)}
 	c.revision, _ = strconv.Atoi(labels[crd.CustomResourceDefinitionSchemaRevisionLabel]) // No number is 0.
 	versions, _, _ := unstructured.NestedSlice(o.Object, "spec", "versions")
 	for _, v := range versions {

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -22,10 +23,12 @@ type Workload struct {
 	Image         string
 
 	pullSecret string // the Secret with the registry's credentials, if the pods have one
-	// manager is the label of what has installed it, release the Helm release.
-	manager, release string
-	remotesFrom      string // its own value of RemotesFrom
-	settings         []corev1.ConfigMapEnvSource
+	// owner is what applies it, other than semaphorectl; empty: nothing is known. foreign is whether
+	// semaphorectl hasn't installed it.
+	owner       string
+	foreign     bool
+	remotesFrom string // its own value of RemotesFrom
+	settings    []corev1.ConfigMapEnvSource
 }
 
 // programs maps names of workloads to tools; semaphore-relay is part of no tool.
@@ -42,12 +45,11 @@ const (
 func readWorkloads(ctx context.Context, client kubernetes.Interface) ([]Workload, error) {
 	var found []Workload
 	add := func(o metav1.Object, w Workload, s *corev1.PodSpec) {
-		labels := o.GetLabels()
-		if _, ours := programs[o.GetName()]; !ours && labels["app.kubernetes.io/part-of"] != "kube-semaphore" {
+		if _, ours := programs[o.GetName()]; !ours && o.GetLabels()["app.kubernetes.io/part-of"] != "kube-semaphore" {
 			return
 		}
-		w.Name, w.manager = o.GetName(), labels[manifests.ManagedLabel]
-		w.release = printable.Text(o.GetAnnotations()["meta.helm.sh/release-name"], printable.Short)
+		w.Name, w.owner = o.GetName(), owner(o)
+		w.foreign = w.owner != "" || !manifests.Ours(o)
 		if len(s.ImagePullSecrets) > 0 {
 			w.pullSecret = s.ImagePullSecrets[0].Name
 		}
@@ -82,6 +84,20 @@ func readWorkloads(ctx context.Context, client kubernetes.Interface) ([]Workload
 		return nil
 	})
 	return byName(found, func(w *Workload) string { return w.Name }), err
+}
+
+// owner returns what applies an object, other than semaphorectl; empty: nothing is known.
+func owner(o metav1.Object) string {
+	labels, annotations := o.GetLabels(), o.GetAnnotations()
+	switch {
+	case labels["helm.toolkit.fluxcd.io/name"] != "" || labels["kustomize.toolkit.fluxcd.io/name"] != "":
+		return "Flux"
+	case annotations["argocd.argoproj.io/tracking-id"] != "" || labels["argocd.argoproj.io/instance"] != "":
+		return "Argo CD"
+	case labels[manifests.ManagedLabel] == "Helm" && !manifests.Ours(o):
+		return "the Helm release " + cmp.Or(printable.Text(annotations["meta.helm.sh/release-name"], printable.Short), "unknown")
+	}
+	return ""
 }
 
 // settingsOf returns the ConfigMaps that our programs have their settings from. Kustomize and Helm

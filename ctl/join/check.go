@@ -64,9 +64,6 @@ func check(f *inspect.Facts, w *InstallOptions, remotes []string) []fault {
 	if f.Minor < oldest {
 		wrong("Kubernetes "+f.Version+" is too old", fmt.Sprintf("upgrade to 1.%d or later, which has ValidatingAdmissionPolicies", oldest))
 	}
-	if f.Installed.Helm != "" {
-		wrong("it is installed by the Helm release "+cli.Quote(f.Installed.Helm), "change its values and run helm upgrade, or uninstall it first")
-	}
 	s := w.remoteSettings(f)
 	if len(f.Nodes) == 0 && len(f.Unread) == 0 {
 		wrong("it has no nodes", "add one")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
@@ -63,8 +64,12 @@ proposes virtual subnets, by which other clusters know these pods, and asks befo
 without a terminal choose them with --virtual-subnets. All remotes of a cluster whose virtual
 subnets change must be among the arguments.
 
-With --output yaml it changes nothing, and writes the manifests to files for a Git
-repository and kubectl apply -k. These contain no Secrets: hand tokens over with
+What it installs is the Helm release semaphore in sys-semaphore: values that you change with helm
+upgrade stay. A cluster that another release, Argo CD or Flux has installed isn't changed: join prints
+the values that are missing there, and hands over tokens when they are set.
+
+With --output yaml it changes nothing, and writes the values of the chart to files, for a Git
+repository, helm upgrade or helm template. These contain no Secrets: hand tokens over with
 semaphorectl tokens.`,
 		Example: `  semaphorectl join aws gcp
   semaphorectl join --context aws=prod-eu --context gcp=prod-us aws gcp merit
@@ -90,7 +95,7 @@ semaphorectl tokens.`,
 				return err
 			}
 			if f.output == "yaml" {
-				f.NoProbe, f.Adopt = true, true
+				f.NoProbe, f.Adopt, f.Files = true, true, true
 				a := newInstallation(ctx, s, clusters, f.Options)
 				if err := a.preflight(ctx); err != nil {
 					return err
@@ -117,7 +122,7 @@ semaphorectl tokens.`,
 	fs.BoolVar(&f.Check, "check", false, "run all checks, and change nothing")
 	fs.BoolVarP(&f.Yes, "yes", "y", false, "accept the ranges of pods and nodes that clusters report, without confirmation")
 	fs.BoolVar(&f.NoProbe, "no-probe", false, "skip the checks that need temporary pods")
-	fs.StringVarP(&f.output, "output", "o", "", "yaml: write manifests to files, and change nothing")
+	fs.StringVarP(&f.output, "output", "o", "", "yaml: write the values of the chart to files, and change nothing")
 	fs.StringVar(&f.directory, "directory", "kube-semaphore", "directory of the files of --output yaml")
 	for name, words := range map[string][]string{"tools": manifests.Tools(), "output": {"yaml"}, "relay": {relayAuto, relayOn, relayOff}} {
 		_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // The flags exist.
@@ -215,9 +220,13 @@ func (f *flags) parse(names []string) error {
 // write writes a folder of files for each cluster, and prints the next steps.
 func (a *installation) write(directory string) error {
 	for i, f := range a.facts {
-		files, err := a.wanted[i].Files()
+		values, err := a.wanted[i].Values()
+		var text []byte
+		if err == nil {
+			text, err = yaml.Marshal(values)
+		}
 		if err != nil {
-			return err
+			return fmt.Errorf("%s: %w", f.Name, err)
 		}
 		all, err := zones(a.wanted[i])
 		if err != nil {
@@ -227,20 +236,22 @@ func (a *installation) write(directory string) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", f.Name, err)
 		}
-		files["Corefile"] = []byte(blocks + "\n")
 		folder := filepath.Join(directory, f.Name)
 		if err := os.MkdirAll(folder, 0o755); err != nil {
 			return err
 		}
-		for name, content := range files {
+		for name, content := range map[string][]byte{
+			"values.yaml": append([]byte("# Values of the chart, without tokens: semaphorectl tokens hands them over.\n"), text...), "Corefile": []byte(blocks + "\n"),
+		} {
 			if err := os.WriteFile(filepath.Join(folder, name), content, 0o644); err != nil {
 				return err
 			}
 		}
 	}
-	a.Done("wrote %s; next steps:", directory)
+	a.Done("wrote %s; next steps, with the chart of this release, deploy/chart:", directory)
 	for _, c := range a.clusters {
-		a.Say("  %s", a.Kubectl(c.Context, "apply -k %s", filepath.Join(directory, c.Name)))
+		a.Say("  helm --kube-context %s upgrade --install %s deploy/chart --namespace %s --create-namespace --values %s",
+			cli.Quote(c.Context), manifests.Release, cli.Namespace, cli.Quote(filepath.Join(directory, c.Name, "values.yaml")))
 	}
 	a.Say("  %s", a.Line(append([]string{"tokens"}, strings.Split(names(a.clusters), ", ")...)...))
 	for i, f := range a.facts {
@@ -252,7 +263,7 @@ func (a *installation) write(directory string) error {
 			where = dns.Target()
 		}
 		if f.Installed.Relay && !a.wanted[i].Relay {
-			a.Say("%s: the files no longer contain semaphore-relay. When all agents are rolled out, delete it: %s", f.Name, a.Kubectl(a.clusters[i].Context,
+			a.Say("%s: the values no longer have semaphore-relay. When all agents are rolled out, delete it: %s", f.Name, a.Kubectl(a.clusters[i].Context,
 				"-n %s delete deployment %s", cli.Namespace, inspect.Relay))
 		}
 		a.Say("%s: add the server blocks in %s to %s", f.Name, filepath.Join(directory, f.Name, "Corefile"), where)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
@@ -48,47 +49,103 @@ func (a *installation) steps(ctx context.Context, list ...step) (done []string, 
 func (a *installation) install(ctx context.Context) error {
 	done, err := a.steps(ctx,
 		step{"revocations", a.finishRevocations},
-		step{"accounts and rights", a.applyAll(func(o *unstructured.Unstructured) bool { return !workload(o) }, "accounts, rights and settings")},
+		step{"accounts and rights", a.start},
 		step{"foreign CRDs", a.reportCRDs},
 		step{"names", a.nameAll},
 		step{"tokens", a.handAll},
 		step{"leftovers of semaphore-relay", a.forgetLeftovers},
-		step{"programs", a.applyAll(workload, "programs")},
+		step{"programs", a.advance},
 		step{"rollout", a.waitAll},
 		step{"accepted tokens", a.awaitTokens},
 		step{"nodes' sources", a.settleRelays},
-		step{"leftovers", a.pruneAll},
+		step{"leftovers", a.advance},
 		step{"pods reach each other", a.meet},
 	)
+	a.end()
 	if err != nil {
 		return cli.Hint(err, a.progress(done))
 	}
 	return nil
 }
 
-func (a *installation) applyAll(which func(*unstructured.Unstructured) bool, what string) func(context.Context) error {
-	return func(ctx context.Context) error {
-		return a.each(func(i int, c *cli.Cluster) error {
-			var objects []*unstructured.Unstructured
-			for _, o := range a.objects[i] {
-				if which(o) {
-					objects = append(objects, o)
-				}
-			}
-			changed, err := apply(ctx, c, objects)
-			if err == nil {
-				a.Done("%s: %s: changed %d of %s", c.Name, what, changed, cli.Count(len(objects), "object"))
-			}
-			return err
-		})
+// start installs or upgrades the release of each cluster, up to its programs.
+func (a *installation) start(ctx context.Context) error {
+	a.running = make([]*running, len(a.clusters))
+	return a.each(func(i int, c *cli.Cluster) error {
+		if a.facts[i].Installed.Owner != "" {
+			return nil
+		}
+		if err := namespace(ctx, c); err != nil {
+			return fmt.Errorf("%s: %w", c.Name, err)
+		}
+		a.running[i] = run(func(reached func() error) error { return a.upgrade(ctx, i, reached) })
+		return <-a.running[i].reached
+	})
+}
+
+// advance lets the releases proceed.
+func (a *installation) advance(context.Context) error {
+	return a.each(func(i int, _ *cli.Cluster) error {
+		if a.running[i] == nil {
+			return nil
+		}
+		return a.running[i].advance()
+	})
+}
+
+// end waits until the releases have ended. A step that has failed ends those that run.
+func (a *installation) end() {
+	for _, r := range a.running {
+		if r != nil {
+			r.end()
+		}
 	}
+}
+
+// upgrade brings the release of a cluster to its wanted values, unless nothing would change.
+func (a *installation) upgrade(ctx context.Context, i int, reached func() error) error {
+	c, r, wanted := a.clusters[i], a.releases[a.clusters[i].Name], a.wanted[i]
+	err := func() error {
+		if r.last == nil && len(a.facts[i].Installed.Tools) > 0 {
+			have, err := a.present(i).Values()
+			if err == nil {
+				err = r.adopt(ctx, have)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		values, err := wanted.Values()
+		if err != nil {
+			return err
+		}
+		made, err := manifests.Dry(values, wanted.Cleanup)
+		if err != nil {
+			return err
+		}
+		if err := movePools(ctx, c, a.objects[i]); err != nil {
+			return err
+		}
+		if differs, err := drifted(ctx, c, a.objects[i], !r.is(made)); err != nil || !differs {
+			return err
+		}
+		if err := r.apply(ctx, values, wanted.Cleanup, reached); err != nil {
+			return err
+		}
+		a.Done("%s: Helm release %s: revision %d", c.Name, manifests.Release, r.last.Version)
+		return nil
+	}()
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.Name, err)
+	}
+	return nil
 }
 
 // waitAll waits until all workloads are rolled out.
 func (a *installation) waitAll(ctx context.Context) error {
 	return a.each(func(i int, c *cli.Cluster) error {
 		for _, o := range a.objects[i] {
-			if !workload(o) || o.GetKind() == "CronJob" {
+			if !slices.Contains(workloads, o.GetKind()) || o.GetKind() == "CronJob" {
 				continue
 			}
 			if err := rolledOut(ctx, c, o); err != nil {
@@ -102,7 +159,7 @@ func (a *installation) waitAll(ctx context.Context) error {
 
 // rolledOut waits until all pods of a workload are of its latest generation, and ready.
 func rolledOut(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured) error {
-	objects, err := resource(ctx, c, o)
+	objects, err := resourceOf(ctx, c, o)
 	if err != nil {
 		return err
 	}
@@ -136,17 +193,6 @@ func rollout(o *unstructured.Unstructured) error {
 		return fmt.Errorf("of %s %d updated and %d ready", cli.Count(int(want), "pod"), updated, ready)
 	}
 	return nil
-}
-
-// pruneAll deletes objects of earlier versions.
-func (a *installation) pruneAll(ctx context.Context) error {
-	return a.each(func(i int, c *cli.Cluster) error {
-		removed, err := remove(ctx, c, a.objects[i])
-		if removed > 0 {
-			a.Done("%s: deleted %s of an earlier version", c.Name, cli.Count(removed, "object"))
-		}
-		return err
-	})
 }
 
 // meetLimit is the timeout of the pods of meet.

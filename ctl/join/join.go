@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/handover"
@@ -26,6 +28,8 @@ type Options struct {
 	Adopt bool
 	// NoProbe skips the checks that need temporary pods.
 	NoProbe bool
+	// Files is whether nothing is changed, and values are written to files.
+	Files bool
 	// Check ends after the checks.
 	Check bool
 	// Yes accepts the ranges that clusters report, without confirmation.
@@ -44,6 +48,8 @@ type installation struct {
 	settings []inspect.Settings
 	wanted   []*manifests.Cluster
 	objects  [][]*unstructured.Unstructured
+	releases map[string]*installed // by cluster
+	running  []*running
 	taken    []map[int]bool // ports, by cluster
 	agreed   []agreement
 	// stays are the pairs of clusters for which the configured API server is kept.
@@ -57,15 +63,23 @@ func newInstallation(ctx context.Context, s *cli.Session, clusters []*cli.Cluste
 	n := len(clusters)
 	a := &installation{Session: s, Options: o, clusters: clusters,
 		facts: make([]*inspect.Facts, n), settings: make([]inspect.Settings, n), wanted: make([]*manifests.Cluster, n),
-		objects: make([][]*unstructured.Unstructured, n), taken: make([]map[int]bool, n),
+		objects: make([][]*unstructured.Unstructured, n), releases: map[string]*installed{}, taken: make([]map[int]bool, n),
 		stays: map[[2]string]bool{}, handed: make([]map[string][]string, n),
 	}
 	if a.Servers == nil {
 		a.Servers = map[string]string{}
 	}
 	a.Servers = maps.Clone(a.Servers)
+	for _, c := range clusters {
+		a.releases[c.Name] = &installed{c: c}
+	}
 	_ = a.each(func(i int, c *cli.Cluster) error {
-		a.facts[i] = inspect.Read(ctx, c, a.Services[c.Name]...)
+		if a.facts[i] = inspect.Read(ctx, c, a.Services[c.Name]...); a.facts[i].Version == "" {
+			return nil
+		}
+		if err := a.releases[c.Name].read(ctx); err != nil {
+			a.facts[i].Unread = append(a.facts[i].Unread, err)
+		}
 		return nil
 	})
 	return a
@@ -192,10 +206,15 @@ func (a *installation) preflight(ctx context.Context) error {
 		faults = append(faults, a.proposals()...)
 	}
 	allowed := !slices.ContainsFunc(lacking, func(f []fault) bool { return len(f) > 0 })
+	if readable {
+		for i := range a.facts {
+			faults = append(faults, a.owned(i)...)
+		}
+	}
 	if readable && !a.Adopt {
 		var mu sync.Mutex
 		_ = a.each(func(i int, c *cli.Cluster) error {
-			if len(lacking[i]) > 0 || a.facts[i].Installed.Helm != "" {
+			if len(lacking[i]) > 0 || a.facts[i].Installed.Owner != "" {
 				return nil
 			}
 			found := foreign(ctx, c, a.objects[i])
@@ -376,7 +395,10 @@ func (a *installation) want() {
 				chosen.Tools = manifests.Tools()
 			}
 		}
-		if a.wanted[i] = desired(f, &chosen, a.settings[i]); !a.wanted[i].Relay && a.settings[i][inspect.RemotesFrom] == inspect.RemotesFromRelay {
+		if f.Installed.Owner != "" && !a.Files {
+			chosen.Tools, chosen.Image, chosen.PullSecret = f.Installed.Tools, f.Installed.Image, nil
+		}
+		if a.wanted[i] = a.desired(i, &chosen, a.settings[i]); !a.wanted[i].Relay && a.settings[i][inspect.RemotesFrom] == inspect.RemotesFromRelay {
 			delete(a.settings[i], inspect.RemotesFrom)
 		}
 	}
@@ -419,4 +441,46 @@ func (a *installation) handAll(ctx context.Context) error {
 // awaitTokens waits until the programs have tokens that are accepted.
 func (a *installation) awaitTokens(ctx context.Context) error {
 	return a.each(func(i int, c *cli.Cluster) error { return handover.Await(ctx, a.Session, c, a.handed[i]) })
+}
+
+// desired returns the manifests of a cluster, with the values that its release has besides.
+func (a *installation) desired(i int, w *InstallOptions, settings inspect.Settings) *manifests.Cluster {
+	wanted := desired(a.facts[i], w, settings)
+	wanted.Have = a.releases[a.facts[i].Name].values()
+	return wanted
+}
+
+// present returns the manifests of what is installed in a cluster.
+func (a *installation) present(i int) *manifests.Cluster {
+	have := a.facts[i].Installed
+	return a.desired(i, &InstallOptions{Tools: have.Tools, Image: have.Image}, have.Settings)
+}
+
+// owned returns a fault if something else applies the installation of a cluster, and lacks values for
+// the others; it prints these.
+func (a *installation) owned(i int) []fault {
+	f := a.facts[i]
+	if f.Installed.Owner == "" || a.Files {
+		return nil
+	}
+	have, err := a.present(i).Values()
+	if err == nil {
+		var want map[string]any
+		if want, err = a.wanted[i].Values(); err == nil {
+			maps.DeleteFunc(want, func(key string, value any) bool { return reflect.DeepEqual(value, have[key]) })
+			if len(want) == 0 {
+				return nil
+			}
+			var text []byte
+			if text, err = yaml.Marshal(want); err == nil {
+				a.Say("%s: values of the chart that differ from what is installed:", f.Name)
+				for line := range strings.Lines(string(text)) {
+					a.Say("  %s", strings.TrimSuffix(line, "\n"))
+				}
+				return []fault{{cluster: f.Name, what: "it is installed by " + f.Installed.Owner + ", which would set changes back",
+					remedy: "set the values above there, and join again: then tokens are handed over"}}
+			}
+		}
+	}
+	return []fault{{cluster: f.Name, what: fmt.Sprintf("the values of its chart: %v", err)}}
 }

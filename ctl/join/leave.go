@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -22,6 +23,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/ctl/handover"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
@@ -67,7 +69,7 @@ func (a *installation) separate(ctx context.Context, from func(*inspect.Facts) (
 		// Without programs it is the rest of an interrupted run.
 		plans[i].entirely = plans[i].entirely && (asked || plans[i].joined || plans[i].started || len(f.Installed.Tools) == 0)
 	}
-	err := a.each(func(i int, c *cli.Cluster) error { return a.withdraw(ctx, c, a.facts[i], plans[i]) })
+	err := a.each(func(i int, c *cli.Cluster) error { return a.withdraw(ctx, i, c, plans[i]) })
 	if err == nil {
 		err = a.each(func(i int, c *cli.Cluster) error {
 			if plans[i].entirely {
@@ -102,7 +104,8 @@ func (a *installation) mayLeave(ctx context.Context) error {
 	lacking := make([][]fault, len(a.facts))
 	_ = a.each(func(i int, c *cli.Cluster) error {
 		if a.facts[i].Version != "" {
-			lacking[i] = rightsToLeave(ctx, c, a.facts[i])
+			a.objects[i] = a.removed(i)
+			lacking[i] = rightsToLeave(ctx, c, a.facts[i], a.objects[i])
 		}
 		return nil
 	})
@@ -133,6 +136,18 @@ func (a *installation) mayLeave(ctx context.Context) error {
 		line += " CLUSTER..., with its neighbours"
 	}
 	return cli.Hint(err, "if "+gone[0]+" no longer exists: "+line)
+}
+
+// removed returns the objects of a cluster's release; nil: they aren't known, which is reported when it is
+// upgraded.
+func (a *installation) removed(i int) []*unstructured.Unstructured {
+	present := a.present(i)
+	present.Cleanup = true
+	objects, err := present.Render()
+	if err != nil {
+		return nil
+	}
+	return objects
 }
 
 // strange returns the faults that prevent changes of a cluster.
@@ -182,18 +197,18 @@ func (a *installation) leaveSome(ctx context.Context, i int, c *cli.Cluster, p l
 		a.Warn("%s: it isn't joined with %s, nothing was changed", c.Name, gone)
 		return nil
 	}
+	one := a.only(i)
+	one.sweep(ctx)
 	a.settings[i] = p.settings
-	chosen := InstallOptions{Tools: f.Installed.Tools, Image: f.Installed.Image}
+	a.wanted[i] = a.present(i)
+	a.wanted[i].Settings, a.wanted[i].Remotes = p.settings, p.settings.Remotes()
 	var err error
-	a.wanted[i] = desired(f, &chosen, p.settings)
 	if a.objects[i], err = a.wanted[i].Render(); err != nil {
 		return err
 	}
-	one := &installation{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1],
-		settings: a.settings[i : i+1], wanted: a.wanted[i : i+1], objects: a.objects[i : i+1]}
-	one.sweep(ctx)
 	_, err = one.steps(ctx,
-		step{"settings", func(ctx context.Context) error { _, err := apply(ctx, c, a.objects[i]); return err }},
+		step{"settings", one.start},
+		step{"programs", one.advance},
 		step{"names", one.nameAll},
 		step{"rollout", one.waitAll},
 		step{"tokens", func(ctx context.Context) error {
@@ -203,7 +218,7 @@ func (a *installation) leaveSome(ctx context.Context, i int, c *cli.Cluster, p l
 			}
 			return errors.Join(errs...)
 		}},
-		step{"leftovers", one.pruneAll},
+		step{"leftovers", one.advance},
 		step{"mirrors and sets", func(ctx context.Context) error {
 			var errs []error
 			for _, remote := range p.from {
@@ -224,7 +239,25 @@ func (a *installation) leaveSome(ctx context.Context, i int, c *cli.Cluster, p l
 			return nil
 		}},
 	)
+	one.end()
 	return err
+}
+
+// only is the state of the run for one cluster.
+func (a *installation) only(i int) *installation {
+	return &installation{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1], settings: a.settings[i : i+1],
+		wanted: a.wanted[i : i+1], objects: a.objects[i : i+1], releases: a.releases}
+}
+
+// bring changes the wanted state of what is installed in a cluster, and upgrades its release to that.
+func (a *installation) bring(ctx context.Context, i int, change func(*manifests.Cluster)) error {
+	a.wanted[i] = a.present(i)
+	change(a.wanted[i])
+	var err error
+	if a.objects[i], err = a.wanted[i].Render(); err != nil {
+		return err
+	}
+	return a.upgrade(ctx, i, func() error { return nil })
 }
 
 // forget deletes the mirrors and network sets of a remote. The programs would delete them,
@@ -271,11 +304,7 @@ func deleteAll(ctx context.Context, c *cli.Cluster, r schema.GroupVersionResourc
 // objects are deleted.
 func (a *installation) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
 	f := a.facts[i]
-	found, err := owned(ctx, c)
-	if err != nil {
-		return err
-	}
-	if len(found) == 0 {
+	if a.releases[c.Name].last == nil && len(f.Installed.Tools) == 0 && !f.Installed.Ours {
 		names, err := coredns.Write(ctx, c.Client, nil)
 		if err != nil {
 			return fmt.Errorf("%s: CoreDNS: %w", c.Name, err)
@@ -287,16 +316,16 @@ func (a *installation) leaveEntirely(ctx context.Context, i int, c *cli.Cluster)
 		}
 		return a.deleteCRDs(ctx, c, f)
 	}
-	one := &installation{Session: a.Session, Options: a.Options, clusters: a.clusters[i : i+1], facts: a.facts[i : i+1]}
+	one := a.only(i)
 	one.sweep(ctx)
-	_, err = one.steps(ctx,
+	_, err := one.steps(ctx,
 		step{"names", func(ctx context.Context) error {
 			return one.name(ctx, c, nil)
 		}},
-		step{"controllers", func(ctx context.Context) error {
-			return stop(ctx, c, "semaphore-service-mirror", "semaphore-policy")
-		}},
+		step{"programs", func(ctx context.Context) error { return one.stop(ctx) }},
 		step{"mirrors and sets", func(ctx context.Context) error {
+			// The right by which it is known may be removed already.
+			f.MultiCluster.Installed = len(f.MultiCluster.CRDs) > 0
 			return errors.Join(
 				deleteAll(ctx, c, schema.GroupVersionResource{Version: "v1", Resource: "services"}, mirrorNamespace(f), "mirrored-svc=true"),
 				deleteImports(ctx, c, f),
@@ -304,7 +333,7 @@ func (a *installation) leaveEntirely(ctx context.Context, i int, c *cli.Cluster)
 				deleteSets(ctx, c, f, "managed-by=semaphore-policy"))
 		}},
 		step{"semaphore-relay", func(ctx context.Context) error { return a.removeRelay(ctx, c, f) }},
-		step{"nodes", func(ctx context.Context) error { return one.cleanNodes(ctx, c, f) }},
+		step{"nodes", func(ctx context.Context) error { return one.awaitNodes(ctx) }},
 		step{"everything else", func(ctx context.Context) error {
 			for _, remote := range f.Installed.Settings.Remotes() {
 				// Secrets that semaphorectl hasn't created are kept, without these keys.
@@ -312,18 +341,14 @@ func (a *installation) leaveEntirely(ctx context.Context, i int, c *cli.Cluster)
 					return err
 				}
 			}
-			removed, err := remove(ctx, c, nil)
-			if err != nil {
-				return err
-			}
-			if err := waitGone(ctx, c); err != nil {
-				return err
+			if err := a.removeAll(ctx, i); err != nil {
+				return fmt.Errorf("%s: %w", c.Name, err)
 			}
 			left := "nothing remains"
 			if slices.Contains(f.Installed.Tools, manifests.WireGuard) {
 				left = "only the private keys remain, in /var/lib/semaphore-wireguard on its nodes"
 			}
-			a.Done("%s: deleted %s; %s", c.Name, cli.Count(removed, "object"), left)
+			a.Done("%s: uninstalled; %s", c.Name, left)
 			if m := f.Installed.Settings.SubnetMap(); len(m) > 0 {
 				a.Done("%s: no cluster knows its pods by virtual subnets any more (%s)", c.Name, m)
 			}
@@ -350,25 +375,27 @@ func poll(ctx context.Context, ask func(context.Context) error) error {
 
 const agent = "semaphore-wireguard"
 
-// cleanNodes lets the agents clean up their nodes, and waits until all of them have.
-func (a *installation) cleanNodes(ctx context.Context, c *cli.Cluster, f *inspect.Facts) error {
-	if !slices.Contains(f.Installed.Tools, manifests.WireGuard) {
+// stop lets the agents of a cluster clean up their nodes, and stops all other programs.
+func (a *installation) stop(ctx context.Context) error {
+	c, f := a.clusters[0], a.facts[0]
+	if len(f.Installed.Tools) == 0 {
 		return nil
 	}
-	chosen := InstallOptions{Tools: []string{manifests.WireGuard}, Image: f.Installed.Image}
-	wanted := desired(f, &chosen, f.Installed.Settings)
-	wanted.Cleanup, wanted.Pools = true, nil
-	objects, err := wanted.Render()
+	err := a.bring(ctx, 0, func(wanted *manifests.Cluster) {
+		wanted.Cleanup, wanted.Relay = true, false
+		wanted.Tools = slices.DeleteFunc(slices.Clone(wanted.Tools), func(tool string) bool { return tool != manifests.WireGuard })
+	})
 	if err != nil {
 		return err
 	}
-	for _, o := range inOrder(objects) {
-		if o.GetKind() != "DaemonSet" && (o.GetKind() != "ConfigMap" || o.GetNamespace() != cli.Namespace) {
-			continue
-		}
-		if _, err := applyOne(ctx, c, o); err != nil {
-			return fmt.Errorf("%s: apply %s %s: %w", c.Name, o.GetKind(), o.GetName(), err)
-		}
+	return gone(ctx, c, inspect.ServiceMirror, inspect.NetworkPolicy, inspect.Relay)
+}
+
+// awaitNodes waits until all agents have cleaned up their nodes.
+func (a *installation) awaitNodes(ctx context.Context) error {
+	c, f := a.clusters[0], a.facts[0]
+	if !slices.Contains(f.Installed.Tools, manifests.WireGuard) {
+		return nil
 	}
 	a.Say("%s: the agents clean up %s", c.Name, cli.Count(len(f.Nodes), "node"))
 	if err := poll(ctx, func(ctx context.Context) error { return cleaned(ctx, c) }); err != nil {
@@ -376,6 +403,51 @@ func (a *installation) cleanNodes(ctx context.Context, c *cli.Cluster, f *inspec
 	}
 	a.Done("%s: devices, routes, rules and annotations are removed from all nodes", c.Name)
 	return nil
+}
+
+// deleteOwn deletes what this tool has created in its namespaces besides the release: Secrets with tokens,
+// and the policies of a killed verify.
+func deleteOwn(ctx context.Context, c *cli.Cluster) error {
+	var errs []error
+	for _, resource := range []schema.GroupVersionResource{
+		{Version: "v1", Resource: "secrets"},
+		{Group: "projectcalico.org", Version: "v3", Resource: "networkpolicies"}, {Group: "crd.projectcalico.org", Version: "v1", Resource: "networkpolicies"},
+	} {
+		if _, err := c.Resource(ctx, resource); meta.IsNoMatchError(err) {
+			continue
+		} else if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		for _, namespace := range []string{cli.Namespace, probe.Namespace} {
+			errs = append(errs, deleteAll(ctx, c, resource, namespace, manifests.ManagedLabel+"="+manifests.Manager))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removeAll removes what this tool has created in a cluster, and last the namespace: until then a removal
+// isn't complete.
+func (a *installation) removeAll(ctx context.Context, i int) error {
+	c := a.clusters[i]
+	err := errors.Join(deleteOwn(ctx, c), a.releases[c.Name].uninstall(ctx))
+	if err == nil {
+		err = gone(ctx, c, agent)
+	}
+	if err != nil || !a.facts[i].Installed.Ours {
+		return err
+	}
+	namespaces := c.Client.CoreV1().Namespaces()
+	return poll(ctx, func(ctx context.Context) error {
+		err := namespaces.Delete(ctx, cli.Namespace, metav1.DeleteOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil
+		case err != nil && !apierrors.IsConflict(err):
+			return fmt.Errorf("delete the namespace %s: %w", cli.Namespace, err)
+		}
+		return fmt.Errorf("the namespace %s isn't deleted yet", cli.Namespace)
+	})
 }
 
 // cleaned returns an error until the agents of all nodes have exited with success, and all
@@ -418,20 +490,4 @@ func hasCleaned(p *corev1.Pod) bool {
 		}
 	}
 	return false
-}
-
-// waitGone waits until all objects of this tool are deleted.
-func waitGone(ctx context.Context, c *cli.Cluster) error {
-	return poll(ctx, func(ctx context.Context) error {
-		all, err := owned(ctx, c)
-		if err != nil {
-			return err
-		}
-		for _, r := range kinds() {
-			for _, o := range all[r] {
-				return fmt.Errorf("%s: %s %s isn't deleted yet", c.Name, o.GetKind(), o.GetName())
-			}
-		}
-		return nil
-	})
 }

@@ -83,6 +83,7 @@ func TestForeign(t *testing.T) {
 	}{
 		"none exists":      {nil, nil, ""},
 		"ours":             {object(map[string]any{"app.kubernetes.io/managed-by": "semaphorectl"}), nil, ""},
+		"of a release":     {object(map[string]any{"app.kubernetes.io/managed-by": "Helm"}), nil, "wasn't created by semaphorectl"},
 		"foreign":          {object(nil), nil, "wasn't created by semaphorectl"},
 		"it can't be read": {object(nil), errors.New("etcdserver: request timed out"), "request timed out"},
 	} {
@@ -123,9 +124,8 @@ func TestPolicyOfAKilledRun(t *testing.T) {
 	clientset := fake.NewClientset()
 	clientset.Resources = []*metav1.APIResourceList{{GroupVersion: version, APIResources: []metav1.APIResource{{Name: "networkpolicies", Kind: "NetworkPolicy", Namespaced: true}}}}
 	cluster := &cli.Cluster{Name: "aws", Context: "aws", Dynamic: client, Client: clientset}
-	removed, err := remove(t.Context(), cluster, nil)
-	if err != nil || removed != 1 {
-		t.Errorf("removed %d objects, %v", removed, err)
+	if err := deleteOwn(t.Context(), cluster); err != nil {
+		t.Error(err)
 	}
 	stays, err := client.Resource(policies).List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(stays.Items) != 2 || slices.ContainsFunc(stays.Items, func(p unstructured.Unstructured) bool { return p.GetName() == left.GetName() }) {
@@ -139,8 +139,10 @@ func TestDiscoveryIsNarrow(t *testing.T) {
 	client := fakedynamic.NewSimpleDynamicClient(scheme.Scheme)
 	clientset := fake.NewClientset()
 	cluster := &cli.Cluster{Name: "aws", Context: "aws", Dynamic: client, Client: clientset}
-	pool := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": map[string]any{"name": "remote-gcp"}}}
-	objects, err := (&manifests.Cluster{Name: "aws", Tools: manifests.Tools(), Remotes: []internalcluster.Name{"gcp"}, Image: "i", Pools: []*unstructured.Unstructured{pool}}).Render()
+	objects, err := (&manifests.Cluster{
+		Name: "aws", Tools: manifests.Tools(), Remotes: []internalcluster.Name{"gcp"}, Image: "i", Pools: schema.GroupVersion{Group: "projectcalico.org", Version: "v3"},
+		Settings: map[string]string{"SEMAPHORE_REMOTE_GCP_API_URL": "https://x", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16", "SEMAPHORE_REMOTE_GCP_WG_LISTEN_PORT": "51840"},
+	}).Render()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,16 +152,11 @@ func TestDiscoveryIsNarrow(t *testing.T) {
 			t.Errorf("%d objects, faults %v", len(objects), faults)
 		}
 		rights(t.Context(), cluster, &inspect.Facts{}, objects)
-		if removed, err := remove(t.Context(), cluster, nil); err != nil || removed > 0 {
-			t.Errorf("removed %d objects, %v", removed, err)
-		}
+		rightsToLeave(t.Context(), cluster, &inspect.Facts{}, objects)
 	}
 	versions, asked := map[schema.GroupVersion]bool{}, 0
 	for _, o := range objects {
 		versions[o.GroupVersionKind().GroupVersion()] = true
-	}
-	for _, r := range kinds() {
-		versions[r.GroupVersion()] = true
 	}
 	for _, action := range clientset.Actions() {
 		switch action.GetResource().Resource {

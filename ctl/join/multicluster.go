@@ -52,11 +52,14 @@ func (w *InstallOptions) choose(settings inspect.Settings) {
 // multiCluster returns what a cluster gets for the Multi-Cluster Services API; nil: its CRDs are
 // those of another implementation, and can't be used.
 func multiCluster(f *inspect.Facts) *manifests.MultiCluster {
-	m := &manifests.MultiCluster{CRDs: f.MultiCluster.Outdated}
-	for name, c := range f.MultiCluster.CRDs {
-		if !slices.Contains(c.Served, v1beta1.GroupVersion.Version) && !replaces(m, name) {
+	m := &manifests.MultiCluster{CRDs: len(f.MultiCluster.Outdated) == 2}
+	for _, c := range f.MultiCluster.CRDs {
+		if !slices.Contains(c.Served, v1beta1.GroupVersion.Version) && !m.CRDs {
 			return nil
 		}
+	}
+	if len(f.MultiCluster.CRDs) < 2 && !m.CRDs {
+		return nil // One of them only, of another implementation.
 	}
 	if dns := f.DNS; dns != nil && !dns.Foreign(coredns.ClusterSet) {
 		if what, _ := unresolved(f, m); what == "" {
@@ -64,11 +67,6 @@ func multiCluster(f *inspect.Facts) *manifests.MultiCluster {
 		}
 	}
 	return m
-}
-
-// replaces reports whether a CRD is created or updated.
-func replaces(m *manifests.MultiCluster, name string) bool {
-	return slices.ContainsFunc(m.CRDs, func(o *unstructured.Unstructured) bool { return o.GetName() == name })
 }
 
 // unimported returns the faults that keep a cluster from implementing the Multi-Cluster
@@ -101,7 +99,7 @@ func unimported(f *inspect.Facts, wanted *manifests.Cluster) []fault {
 // unresolved returns why CoreDNS can't resolve names of imports, and what to do; empty: it can.
 func unresolved(f *inspect.Facts, m *manifests.MultiCluster) (what, remedy string) {
 	for name, c := range f.MultiCluster.CRDs {
-		if !slices.Contains(c.Served, v1alpha1.GroupVersion.Version) && !replaces(m, name) {
+		if !slices.Contains(c.Served, v1alpha1.GroupVersion.Version) && !m.CRDs {
 			return "CoreDNS reads them as " + v1alpha1.GroupVersion.Version + ", which the CRD " + name + " doesn't serve",
 				"let the CRD serve that version, too; join leaves it unchanged, because it is newer, or of another implementation"
 		}
@@ -232,8 +230,12 @@ func (a *installation) deleteCRDs(ctx context.Context, c *cli.Cluster, f *inspec
 			return fmt.Errorf("%s: list %s: %w", c.Name, r, err)
 		}
 		if left > 0 {
+			words := make([]any, len(ours))
+			for i, name := range ours {
+				words[i] = name
+			}
 			a.Warn("%s: the CRDs of the Multi-Cluster Services API stay, because of %s; to delete these, too: %s",
-				c.Name, cli.Count(left, "object"), a.Kubectl(c.Context, "delete customresourcedefinitions -l %s=%s", manifests.ManagedLabel, manifests.Manager))
+				c.Name, cli.Count(left, "object"), a.Kubectl(c.Context, "delete customresourcedefinitions"+strings.Repeat(" %s", len(words)), words...))
 			return nil
 		}
 	}

@@ -11,8 +11,6 @@ import (
 	"strconv"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-
 	"github.com/kube-semaphore/kube-semaphore/ctl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
@@ -157,6 +155,7 @@ func settings(f *inspect.Facts, remotes []remoteSettings, taken map[int]bool) in
 			want[prefix+"_WG_LISTEN_PORT"] = strconv.Itoa(port)
 		}
 	}
+	slices.Sort(names) // as the chart has them
 	want["SEMAPHORE_REMOTES"] = list(names)
 	// Older API servers have no ServiceCIDRs, from which agents read them.
 	if f.Minor > 0 && f.Minor < servesCIDRs && want["SEMAPHORE_LOCAL_SUBNETS"] == "" && len(f.Services) > 0 {
@@ -226,31 +225,6 @@ func belongsToLonger(key string, remote cluster.Name, have inspect.Settings) boo
 	return false
 }
 
-// pools returns Calico's IP pools for the pod subnets of all remotes in the settings.
-func pools(f *inspect.Facts, settings inspect.Settings) []*unstructured.Unstructured {
-	if f.Calico.Version == "" {
-		return nil
-	}
-	var all []*unstructured.Unstructured
-	for _, remote := range settings.Remotes() {
-		count := map[bool]int{}
-		for _, p := range settings.Prefixes(remote, inspect.PodSubnets) {
-			name := "remote-" + string(remote)
-			if p.Addr().Is6() {
-				name += "-ipv6"
-			}
-			if count[p.Addr().Is6()]++; count[p.Addr().Is6()] > 1 {
-				name += "-" + strconv.Itoa(count[p.Addr().Is6()])
-			}
-			all = append(all, &unstructured.Unstructured{Object: map[string]any{
-				"apiVersion": f.Calico.String(), "kind": "IPPool", "metadata": map[string]any{"name": name},
-				"spec": map[string]any{"cidr": p.String(), "disabled": true, "natOutgoing": false, "disableBGPExport": true},
-			}})
-		}
-	}
-	return all
-}
-
 // zones returns the DNS zones of a cluster's remotes, and that of imports.
 func zones(wanted *manifests.Cluster) ([]coredns.Zone, error) {
 	var all []coredns.Zone
@@ -277,7 +251,7 @@ func desired(f *inspect.Facts, w *InstallOptions, settings inspect.Settings) *ma
 	}
 	c := &manifests.Cluster{
 		Name: cluster.Name(f.Name), Tools: tools, Remotes: settings.Remotes(), Settings: settings,
-		Image: w.Image, PullSecret: f.Installed.PullSecret, Pools: pools(f, settings), Foreign: f.Installed.Namespace && !f.Installed.Ours,
+		Image: w.Image, PullSecret: f.Installed.PullSecret, Pools: f.Calico,
 	}
 	if w.PullSecret != nil {
 		c.PullSecret = *w.PullSecret

@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/coredns"
@@ -159,7 +158,7 @@ func TestServersAreChosen(t *testing.T) {
 			a := &installation{Session: cli.NewSession(nil, io.Discard, io.Discard, func(string) (string, bool) { return "", false }),
 				facts: []*inspect.Facts{aws, gcp, merit}, settings: make([]inspect.Settings, 3), wanted: make([]*manifests.Cluster, 3), objects: make([][]*unstructured.Unstructured, 3),
 				taken: make([]map[int]bool, 3), stays: map[[2]string]bool{}}
-			a.Servers = map[string]string{}
+			a.Servers, a.Image = map[string]string{}, "i:1"
 			if c.given != "" {
 				a.Servers["gcp"] = c.given
 			}
@@ -173,24 +172,6 @@ func TestServersAreChosen(t *testing.T) {
 				t.Errorf("they reach it at %q, want %q", got, c.want)
 			}
 		})
-	}
-}
-
-func TestPools(t *testing.T) {
-	f := &inspect.Facts{Calico: schema.GroupVersion{Group: "projectcalico.org", Version: "v3"}}
-	var names []string
-	for _, p := range pools(f, map[string]string{"SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16,10.5.0.0/16,fd00:10:4::/48"}) {
-		spec := p.Object["spec"].(map[string]any)
-		names = append(names, p.GetName()+" "+spec["cidr"].(string))
-		if spec["disabled"] != true || spec["disableBGPExport"] != true || spec["natOutgoing"] != false {
-			t.Errorf("pool %v", spec)
-		}
-	}
-	if diff := cmp.Diff([]string{"remote-gcp 10.4.0.0/16", "remote-gcp-2 10.5.0.0/16", "remote-gcp-ipv6 fd00:10:4::/48"}, names); diff != "" {
-		t.Errorf("pools (-want +got):\n%s", diff)
-	}
-	if got := pools(&inspect.Facts{}, map[string]string{"SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16"}); got != nil {
-		t.Errorf("pools without Calico: %v", got)
 	}
 }
 
@@ -240,7 +221,6 @@ func TestCheck(t *testing.T) {
 		"masqueraded":             {func(f *inspect.Facts) { f.Masquerade = []string{"do this"} }, "! do this"},
 		"Windows":                 {func(f *inspect.Facts) { f.Nodes[0].OS = "windows" }, "! node n runs windows"},
 		"a virtual node":          {func(f *inspect.Facts) { f.Nodes[0].Virtual = true }, "! node n has no host, and gets no agent"},
-		"installed by Helm":       {func(f *inspect.Facts) { f.Installed.Helm = "mesh" }, "it is installed by the Helm release mesh"},
 		"no answer":               {func(f *inspect.Facts) { *f = inspect.Facts{Name: "aws", Unread: []error{errAway}} }, "away"},
 		"no CA":                   {func(f *inspect.Facts) { f.CA = "" }, "kube-root-ca.crt"},
 	} {

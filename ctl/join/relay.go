@@ -173,11 +173,11 @@ func (a *installation) removeRelay(ctx context.Context, c *cli.Cluster, f *inspe
 		return fmt.Errorf("%s: read Deployment %s: %w", c.Name, inspect.Relay, err)
 	}
 	installed := err == nil
-	if installed && !ours(have) {
+	if installed && !manifests.Ours(have) {
 		return nil
 	}
 	crd, err := crds(c).Get(ctx, v1alpha1.Resource+"."+v1alpha1.GroupVersion().Group, metav1.GetOptions{})
-	if !installed && (err != nil || !ours(crd)) {
+	if !installed && (err != nil || !manifests.Ours(crd)) {
 		return nil
 	}
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -192,7 +192,7 @@ func (a *installation) removeRelay(ctx context.Context, c *cli.Cluster, f *inspe
 		return err
 	}
 	a.Done("%s: deleted semaphore-relay and its objects", c.Name)
-	if crd == nil || !ours(crd) {
+	if crd == nil || !manifests.Ours(crd) {
 		return nil
 	}
 	left := 0
@@ -247,6 +247,11 @@ func stop(ctx context.Context, c *cli.Cluster, programs ...string) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
+	return gone(ctx, c, programs...)
+}
+
+// gone waits until no pod of some programs runs.
+func gone(ctx context.Context, c *cli.Cluster, programs ...string) error {
 	return poll(ctx, func(ctx context.Context) error {
 		of := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name in (" + strings.Join(programs, ", ") + ")"}
 		return cli.List(ctx, c.Client.CoreV1().Pods(cli.Namespace), of, func(p *corev1.Pod) error {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
 )
 
 // reads returns the rights to read the facts of a cluster.
@@ -49,7 +50,7 @@ func rights(ctx context.Context, c *cli.Cluster, f *inspect.Facts, objects []*un
 		{Verb: "escalate", Group: "rbac.authorization.k8s.io", Resource: "clusterroles"},
 		{Verb: "bind", Group: "rbac.authorization.k8s.io", Resource: "clusterroles"},
 	}...)
-	wanted = append(append(wanted, reports(ctx, c)...), others...)
+	wanted = slices.Concat(wanted, ofRelease(), reports(ctx, c), others)
 	for _, o := range objects {
 		r, err := c.ResourceOf(ctx, o.GroupVersionKind())
 		if err != nil {
@@ -65,6 +66,14 @@ func rights(ctx context.Context, c *cli.Cluster, f *inspect.Facts, objects []*un
 	return lacks(ctx, c, wanted)
 }
 
+// ofRelease returns the rights to read and write the revisions of the release.
+func ofRelease() (all []authorizationv1.ResourceAttributes) {
+	for _, verb := range []string{"list", "get", "create", "update", "delete"} {
+		all = append(all, authorizationv1.ResourceAttributes{Verb: verb, Resource: "secrets", Namespace: cli.Namespace})
+	}
+	return all
+}
+
 // reports returns the rights to read what programs report of their new credentials: one of two ways
 // is enough.
 func reports(ctx context.Context, c *cli.Cluster) []authorizationv1.ResourceAttributes {
@@ -78,8 +87,8 @@ func reports(ctx context.Context, c *cli.Cluster) []authorizationv1.ResourceAttr
 
 // rightsToLeave returns a fault if the administrator lacks rights to take a cluster out:
 // without them leave would end half way.
-func rightsToLeave(ctx context.Context, c *cli.Cluster, f *inspect.Facts) []fault {
-	wanted := append(reads(f),
+func rightsToLeave(ctx context.Context, c *cli.Cluster, f *inspect.Facts, objects []*unstructured.Unstructured) []fault {
+	wanted := append(append(reads(f), ofRelease()...),
 		authorizationv1.ResourceAttributes{Verb: "update", Resource: "configmaps", Namespace: "kube-system"},
 		authorizationv1.ResourceAttributes{Verb: "delete", Group: "discovery.k8s.io", Resource: "endpointslices", Namespace: cli.Namespace},
 		authorizationv1.ResourceAttributes{Verb: "delete", Resource: "services", Namespace: cli.Namespace},
@@ -113,14 +122,28 @@ func rightsToLeave(ctx context.Context, c *cli.Cluster, f *inspect.Facts) []faul
 	if f.Installed.Relay {
 		wanted = append(wanted, relayRights(true)...)
 	}
-	for _, r := range kinds() {
-		served, err := c.Resource(ctx, r)
-		if err != nil {
-			continue // Not served, or reported by owned.
-		}
-		for _, namespace := range namespacesOf(served) {
+	if f.Calico.Version != "" { // The policies of a killed verify.
+		for _, namespace := range []string{cli.Namespace, probe.Namespace} {
 			for _, verb := range []string{"list", "delete"} {
-				wanted = append(wanted, authorizationv1.ResourceAttributes{Verb: verb, Group: r.Group, Resource: r.Resource, Namespace: namespace})
+				wanted = append(wanted, authorizationv1.ResourceAttributes{Verb: verb, Group: f.Calico.Group, Resource: "networkpolicies", Namespace: namespace})
+			}
+		}
+	}
+	wanted = append(wanted,
+		authorizationv1.ResourceAttributes{Verb: "list", Resource: "secrets", Namespace: probe.Namespace},
+		authorizationv1.ResourceAttributes{Verb: "delete", Resource: "namespaces"},
+		// The roles, which the agents' cleanup applies again, may grant more than the administrator has.
+		authorizationv1.ResourceAttributes{Verb: "escalate", Group: "rbac.authorization.k8s.io", Resource: "clusterroles"},
+		authorizationv1.ResourceAttributes{Verb: "bind", Group: "rbac.authorization.k8s.io", Resource: "clusterroles"})
+	for _, o := range objects {
+		r, err := c.ResourceOf(ctx, o.GroupVersionKind())
+		if err != nil {
+			continue // Not served, or reported by the upgrade.
+		}
+		for _, verb := range []string{"get", "patch", "delete"} {
+			one := authorizationv1.ResourceAttributes{Verb: verb, Group: r.Group, Resource: r.Resource, Namespace: o.GetNamespace()}
+			if !slices.Contains(wanted, one) {
+				wanted = append(wanted, one)
 			}
 		}
 	}

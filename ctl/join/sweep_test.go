@@ -51,6 +51,6 @@ func TestLeaveSweeps(t *testing.T) {
 
 func newInstallationOf(s *cli.Session, c *cli.Cluster, f *inspect.Facts) *installation {
 	a := &installation{Session: s, clusters: []*cli.Cluster{c}, facts: []*inspect.Facts{f}, settings: make([]inspect.Settings, 1), wanted: make([]*manifests.Cluster, 1)}
-	a.objects = append(a.objects, nil)
+	a.objects, a.releases = append(a.objects, nil), map[string]*installed{c.Name: {c: c}}
 	return a
 }

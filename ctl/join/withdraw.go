@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -12,7 +13,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -35,37 +35,24 @@ var (
 // withdraw lets the mirror of a cluster remove the endpoints of the clusters that it leaves,
 // and waits until they are removed. Agents and settings of all other programs stay as they
 // are.
-func (a *installation) withdraw(ctx context.Context, c *cli.Cluster, f *inspect.Facts, p leaving) error {
+func (a *installation) withdraw(ctx context.Context, i int, c *cli.Cluster, p leaving) error {
+	f := a.facts[i]
 	if !p.joined || !slices.Contains(f.Installed.Tools, manifests.Mirror) {
 		return nil
 	}
-	settings := inspect.Settings{}
-	for key, value := range f.Installed.Settings {
-		settings[key] = value
-	}
-	settings.Depart(p.from)
-	chosen := InstallOptions{Tools: f.Installed.Tools, Image: f.Installed.Image}
-	objects, err := desired(f, &chosen, settings).Render()
-	if err != nil {
+	if err := a.bring(ctx, i, func(wanted *manifests.Cluster) {
+		settings := maps.Clone(f.Installed.Settings)
+		settings.Depart(p.from)
+		wanted.Leaving = settings.Departed()
+	}); err != nil {
 		return err
-	}
-	var deployment *unstructured.Unstructured
-	for _, o := range inOrder(objects) {
-		isMirror := o.GetKind() == "Deployment" && o.GetName() == mirrorName
-		if isMirror {
-			deployment = o
-		}
-		if isMirror || o.GetKind() == "ConfigMap" && o.GetNamespace() == cli.Namespace {
-			if _, err := applyOne(ctx, c, o); err != nil {
-				return fmt.Errorf("%s: apply %s %s: %w", c.Name, o.GetKind(), o.GetName(), err)
-			}
-		}
 	}
 	from := strings.ReplaceAll(list(p.from), ",", ", ")
 	a.Say("%s: removing the endpoints of %s", c.Name, from)
 	limited, cancel := context.WithTimeoutCause(ctx, withdrawTimeout, fmt.Errorf("not within %s", withdrawTimeout))
 	defer cancel()
-	if err = rolledOut(limited, c, deployment); err == nil {
+	err := a.rolledOut(limited, i, mirrorName)
+	if err == nil {
 		err = poll(limited, func(ctx context.Context) error {
 			return slicesOf(ctx, c, f, p.from, func(s *discoveryv1.EndpointSlice) error {
 				return fmt.Errorf("EndpointSlice %s remains", s.Name)
@@ -85,6 +72,16 @@ func (a *installation) withdraw(ctx context.Context, c *cli.Cluster, f *inspect.
 		return context.Cause(ctx)
 	}
 	a.Done("%s: no endpoints of %s remain", c.Name, from)
+	return nil
+}
+
+// rolledOut waits until a Deployment of a cluster is rolled out.
+func (a *installation) rolledOut(ctx context.Context, i int, name string) error {
+	for _, o := range a.objects[i] {
+		if o.GetKind() == "Deployment" && o.GetName() == name {
+			return rolledOut(ctx, a.clusters[i], o)
+		}
+	}
 	return nil
 }
 

@@ -148,7 +148,7 @@ func TestMissingRights(t *testing.T) {
 		clusters = append(clusters, &cli.Cluster{Name: name, Context: "prod-" + name, Server: "https://" + name + ".example", Config: &rest.Config{}, Client: client, Dynamic: untyped})
 	}
 	s, out := printed()
-	if err := Leave(t.Context(), s, clusters, Options{}); err == nil || strings.Count(err.Error(), "\n") != 2 || !strings.Contains(err.Error(), "patch configmaps and secrets in sys-semaphore") {
+	if err := Leave(t.Context(), s, clusters, Options{}); err == nil || strings.Count(err.Error(), "\n") != 2 || !strings.Contains(err.Error(), "delete and patch secrets in sys-semaphore") {
 		t.Errorf("leave: %v", err)
 	}
 	out.Reset()
@@ -226,25 +226,5 @@ func TestNext(t *testing.T) {
 	a.next()
 	if strings.Contains(out.String(), "Service") {
 		t.Error(out.String())
-	}
-}
-
-// TestSettingsBeforePrograms applies the settings of programs before these.
-func TestSettingsBeforePrograms(t *testing.T) {
-	objects, err := (&manifests.Cluster{Name: "aws", Tools: manifests.Tools(), Image: "i", Settings: map[string]string{"a": "b"}}).Render()
-	if err != nil {
-		t.Fatal(err)
-	}
-	programs := false
-	for i, o := range inOrder(objects) {
-		if i == 0 && o.GetKind() != "Namespace" {
-			t.Errorf("the first one is %s %s", o.GetKind(), o.GetName())
-		}
-		if programs = programs || workload(o); programs && !workload(o) {
-			t.Errorf("%s %s is applied after programs", o.GetKind(), o.GetName())
-		}
-	}
-	if !programs {
-		t.Error("no programs")
 	}
 }

@@ -1,47 +1,61 @@
-// Package manifests renders the objects of a cluster from deploy/ and its settings. It works
-// in memory on validated values: it fetches nothing, runs no other program, and no value
-// becomes a path, a comment or unencoded YAML. semaphorectl applies the same objects that it
-// writes for a Git repository.
+// Package manifests makes the values of the chart in deploy/ from the settings of a cluster, and
+// renders it. It works in memory on validated values: it fetches nothing, runs no other program, and
+// no value becomes a path, a comment or the text of a template.
 package manifests
 
 import (
-	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"sigs.k8s.io/yaml"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
-// ManagedLabel, with the value Manager, is set on all objects that semaphorectl creates, and
-// on no others.
+// ManagedLabel, with the value Manager, is set on all objects that semaphorectl creates itself, and
+// on no others: those of the release have it with the value Helm.
 const (
 	ManagedLabel = "app.kubernetes.io/managed-by"
 	Manager      = "semaphorectl"
+	byHelm       = "Helm"
 )
+
+// What Helm sets on objects of a release, besides ManagedLabel.
+const (
+	releaseName      = "meta.helm.sh/release-name"
+	releaseNamespace = "meta.helm.sh/release-namespace"
+)
+
+// Ours reports whether semaphorectl has created an object, or the release that it installs and upgrades.
+func Ours(o metav1.Object) bool {
+	by, of := o.GetLabels()[ManagedLabel], o.GetAnnotations()
+	return by == Manager || by == byHelm && of[releaseName] == Release && of[releaseNamespace] == cli.Namespace
+}
+
+// OfRelease returns a rendered object as Helm applies it.
+func OfRelease(o *unstructured.Unstructured) *unstructured.Unstructured {
+	o = o.DeepCopy()
+	labels, annotations := o.GetLabels(), o.GetAnnotations()
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	labels[ManagedLabel], annotations[releaseName], annotations[releaseNamespace] = byHelm, Release, cli.Namespace
+	o.SetLabels(labels)
+	o.SetAnnotations(annotations)
+	return o
+}
 
 // The tools, as in --tools.
 const (
 	WireGuard = "wireguard"
 	Mirror    = "mirror"
 	Policy    = "policy"
-)
-
-// Relay is the folder of semaphore-relay in deploy/. It isn't a tool of its own: it reads nodes
-// for the agents.
-const Relay = "relay"
-
-// Names in deploy/ to replace.
-const (
-	imageName    = "kube-semaphore"
-	settingsName = "semaphore"
 )
 
 // PodSubnetsMap is the setting of the virtual subnets by which other clusters know a cluster's
@@ -51,8 +65,7 @@ const PodSubnetsMap = "SEMAPHORE_POD_SUBNETS_MAP"
 // Tools returns all tools.
 func Tools() []string { return []string{WireGuard, Mirror, Policy} }
 
-// Account returns the name of a tool in the names of its accounts and Secrets and of its
-// folder in deploy/.
+// Account returns the name of a tool in the names of its accounts and Secrets.
 func Account(tool string) string {
 	if tool == Mirror {
 		return "service-mirror"
@@ -72,19 +85,21 @@ type Cluster struct {
 	Image string
 	// PullSecret is the name of the Secret with the registry's credentials, or empty.
 	PullSecret string
-	// Pools are Calico's IP pools for the remotes' pod subnets.
-	Pools []*unstructured.Unstructured
+	// Pools is Calico's API for IP pools of the remotes' pod subnets; empty: there are none.
+	Pools schema.GroupVersion
 	// MultiCluster is set if the mirror implements the Multi-Cluster Services API.
 	MultiCluster *MultiCluster
-	// Foreign is whether the namespace wasn't created by semaphorectl, and isn't rendered.
-	Foreign bool
 	// Cleanup makes the agents clean up their nodes and exit.
 	Cleanup bool
 	// Relay makes the agents read the objects of semaphore-relay, which is installed.
 	Relay bool
+	// Have are the values so far.
+	Have map[string]any
+	// Leaving are clusters whose endpoints the mirror withdraws, before the settings of all programs say so.
+	Leaving []cluster.Name
 }
 
-// Render returns the objects, the namespace first.
+// Render returns the objects of the release.
 func (c *Cluster) Render() ([]*unstructured.Unstructured, error) {
 	objects, err := c.render()
 	if err != nil {
@@ -94,133 +109,15 @@ func (c *Cluster) Render() ([]*unstructured.Unstructured, error) {
 }
 
 func (c *Cluster) render() ([]*unstructured.Unstructured, error) {
-	for _, name := range append([]cluster.Name{c.Name}, c.Remotes...) {
-		if _, err := cluster.ParseName(string(name)); err != nil {
-			return nil, err
-		}
-	}
-	// The namespace is in the base of the agents.
-	folders := []string{"wireguard"}
-	for _, tool := range []string{Mirror, Policy} {
-		if slices.Contains(c.Tools, tool) {
-			folders = append(folders, Account(tool))
-		}
-	}
-	if c.Relay {
-		folders = append(folders, Relay)
-	}
-	var objects []*unstructured.Unstructured
-	for _, folder := range append(folders, "tokens") {
-		found, err := Base(folder)
-		if err != nil {
-			return nil, err
-		}
-		objects = append(objects, found...)
-	}
-	for _, remote := range c.Remotes {
-		granted, err := Base("remote")
-		if err != nil {
-			return nil, err
-		}
-		Suffix(granted, "-"+string(remote))
-		objects = append(objects, granted...)
-	}
-	multicluster, err := c.MultiCluster.render()
+	values, err := c.Values()
 	if err != nil {
 		return nil, err
 	}
-	objects = append(objects, multicluster...)
-	settings, err := settings(c.Settings)
+	release, err := Dry(values, c.Cleanup)
 	if err != nil {
 		return nil, err
 	}
-	objects = append(append(objects, settings), c.Pools...)
-	objects = slices.DeleteFunc(objects, func(o *unstructured.Unstructured) bool {
-		return c.Foreign && o.GetKind() == "Namespace" || o.GetKind() == "DaemonSet" && !slices.Contains(c.Tools, WireGuard)
-	})
-	for _, component := range []struct {
-		folder string
-		wanted bool
-	}{
-		{"wireguard/relay", c.Relay}, {"wireguard/map", c.Settings[PodSubnetsMap] != "" && slices.Contains(c.Tools, WireGuard)}, {"wireguard/cleanup", c.Cleanup},
-	} {
-		if !component.wanted {
-			continue
-		}
-		if objects, err = Add(objects, component.folder); err != nil {
-			return nil, err
-		}
-	}
-	image := withTag(c.Image)
-	for i, o := range objects {
-		o = o.DeepCopy() // Pools and CRDs belong to the caller.
-		Walk(o.Object, func(key string, value any) any {
-			switch of, isMap := value.(map[string]any); {
-			case key == "image" && value == imageName:
-				return image
-			case key == "resourceNames" && value == PodSubnetsMap:
-				return c.Settings[PodSubnetsMap]
-			case isMap && (key == "configMapRef" || key == "configMapKeyRef") && of["name"] == settingsName:
-				of["name"] = settings.GetName()
-			case isMap && key == "spec" && of["containers"] != nil && c.PullSecret != "":
-				of["imagePullSecrets"] = []any{map[string]any{"name": c.PullSecret}}
-			}
-			return value
-		})
-		labels := o.GetLabels()
-		if labels == nil {
-			labels = map[string]string{}
-		}
-		labels[ManagedLabel] = Manager
-		o.SetLabels(labels)
-		objects[i] = o
-	}
-	return objects, nil
-}
-
-// Files returns the files of a folder for a Git repository, by name: the objects and a
-// kustomization for kubectl apply -k.
-func (c *Cluster) Files() (map[string][]byte, error) {
-	objects, err := c.Render()
-	if err != nil {
-		return nil, err
-	}
-	const file = "semaphore.yaml"
-	var all bytes.Buffer
-	all.WriteString("# As installed by semaphorectl, without Secrets: semaphorectl tokens hands them over.\n")
-	for _, o := range objects {
-		text, err := yaml.Marshal(o.Object)
-		if err != nil {
-			return nil, fmt.Errorf("%s: write %s %s: %w", c.Name, o.GetKind(), o.GetName(), err)
-		}
-		all.WriteString("---\n")
-		all.Write(text)
-	}
-	return map[string][]byte{
-		file:                 all.Bytes(),
-		"kustomization.yaml": []byte("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources:\n  - " + file + "\n"),
-	}, nil
-}
-
-// settings returns the ConfigMap. Its name contains a hash of its content, so that a change
-// rolls the programs out again. The hash is that of kustomize, for clusters that were
-// installed with it.
-func settings(data map[string]string) (*unstructured.Unstructured, error) {
-	text, err := json.Marshal(map[string]any{"kind": "ConfigMap", "name": "", "data": data}) // As kustomize: its name is empty.
-	if err != nil {
-		return nil, err
-	}
-	sum := sha256.Sum256(text)
-	const digits = 10
-	hash := strings.NewReplacer("0", "g", "1", "h", "3", "k", "a", "m", "e", "t").Replace(hex.EncodeToString(sum[:])[:digits])
-	content := map[string]any{}
-	for key, value := range data {
-		content[key] = value
-	}
-	return &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "v1", "kind": "ConfigMap", "data": content,
-		"metadata": map[string]any{"name": settingsName + "-" + hash, "namespace": cli.Namespace},
-	}}, nil
+	return Decode([]byte(release.Manifest))
 }
 
 // withTag returns the name of an image with the tag latest, if it has neither a tag nor a

@@ -1,12 +1,14 @@
 package manifests
 
 import (
-	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
@@ -14,7 +16,11 @@ import (
 func example() *Cluster {
 	return &Cluster{
 		Name: "aws", Tools: Tools(), Remotes: []cluster.Name{"gcp", "merit"}, Image: "registry.example:5000/kube-semaphore:v1.2.3",
-		Settings: map[string]string{"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTES": "gcp,merit"},
+		Settings: map[string]string{
+			"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTES": "gcp,merit",
+			"SEMAPHORE_REMOTE_GCP_API_URL": "https://gcp", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16", "SEMAPHORE_REMOTE_GCP_WG_LISTEN_PORT": "51840",
+			"SEMAPHORE_REMOTE_MERIT_API_URL": "https://merit", "SEMAPHORE_REMOTE_MERIT_POD_SUBNETS": "10.6.0.0/16", "SEMAPHORE_REMOTE_MERIT_WG_LISTEN_PORT": "51841",
+		},
 	}
 }
 
@@ -27,9 +33,6 @@ func TestRender(t *testing.T) {
 	var names []string
 	for _, o := range objects {
 		names = append(names, o.GetKind()+" "+o.GetName())
-		if o.GetLabels()[ManagedLabel] != Manager {
-			t.Errorf("%s %s has the labels %v", o.GetKind(), o.GetName(), o.GetLabels())
-		}
 		if o.GetKind() == "Secret" && (o.Object["data"] != nil || o.Object["stringData"] != nil) {
 			t.Errorf("Secret %s has content", o.GetName())
 		}
@@ -38,13 +41,10 @@ func TestRender(t *testing.T) {
 			if !strings.Contains(string(text), `"image":"registry.example:5000/kube-semaphore:v1.2.3"`) || !strings.Contains(string(text), `"name":"semaphore-`) {
 				t.Errorf("%s", text)
 			}
-			if strings.Contains(string(text), `"`+Manager+`"`) && strings.Count(string(text), `"`+Manager+`"`) > 1 {
-				t.Errorf("the label is in selectors or templates: %s", text)
-			}
 		}
 	}
 	for _, want := range []string{
-		"Namespace sys-semaphore", "DaemonSet semaphore-wireguard", "Deployment semaphore-service-mirror", "Deployment semaphore-policy",
+		"DaemonSet semaphore-wireguard", "Deployment semaphore-service-mirror", "Deployment semaphore-policy",
 		"CronJob semaphore-tokens", "ServiceAccount semaphore-wireguard-remote-gcp", "ServiceAccount semaphore-policy-remote-merit",
 	} {
 		if !slices.Contains(names, want) {
@@ -55,7 +55,7 @@ func TestRender(t *testing.T) {
 
 func TestFewerTools(t *testing.T) {
 	c := example()
-	c.Tools, c.Foreign, c.Cleanup = []string{Mirror}, true, false
+	c.Tools = []string{Mirror}
 	objects, err := c.Render()
 	if err != nil {
 		t.Fatal(err)
@@ -144,7 +144,7 @@ func TestRelay(t *testing.T) {
 			{"Role semaphore-wireguard-relay", "wireguardpeers", true},
 			{"Deployment semaphore-relay", "semaphore-wireguard-remotes", true},
 			{"Deployment semaphore-relay", `"image":"registry.example:5000/kube-semaphore:v1.2.3"`, true},
-			{"CustomResourceDefinition wireguardpeers.semaphore.uw.io", ManagedLabel, true},
+			{"CustomResourceDefinition wireguardpeers.semaphore.uw.io", `"helm.sh/resource-policy":"keep"`, true},
 			{"ValidatingAdmissionPolicy semaphore-relay-peers", "", true},
 		} {
 			if text := texts[want.object]; text == "" || strings.Contains(text, want.text) != want.has {
@@ -155,13 +155,33 @@ func TestRelay(t *testing.T) {
 }
 
 func TestImage(t *testing.T) {
+	const digest = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	for name, want := range map[string]string{
-		"a/b:v1": "a/b:v1", "a:5000/b": "a:5000/b:latest", "a:5000/b:v1": "a:5000/b:v1", "b": "b:latest", "a:5000/b@sha256:012": "a:5000/b@sha256:012",
+		"a/b:v1": "a/b:v1", "a:5000/b": "a:5000/b:latest", "a:5000/b:v1": "a:5000/b:v1", "b": "b:latest",
+		"a:5000/b@" + digest: "a:5000/b@" + digest, "a/b:v1@" + digest: "a/b:v1@" + digest,
 	} {
-		if got := withTag(name); got != want {
+		c := example()
+		c.Image = name
+		if got := imageOf(t, c); got != want {
 			t.Errorf("%s: %s, expected %s", name, got, want)
 		}
 	}
+}
+
+// imageOf returns the image of the agents.
+func imageOf(t *testing.T, c *Cluster) string {
+	t.Helper()
+	objects, err := c.Render()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range objects {
+		if o.GetKind() == "DaemonSet" {
+			containers, _, _ := unstructured.NestedSlice(o.Object, "spec", "template", "spec", "containers")
+			return containers[0].(map[string]any)["image"].(string)
+		}
+	}
+	return ""
 }
 
 // TestNamesAreChecked renders nothing for invalid names.
@@ -175,39 +195,155 @@ func TestNamesAreChecked(t *testing.T) {
 	}
 }
 
-// TestFilesAreTheObjects reads back the files for a Git repository.
-func TestFilesAreTheObjects(t *testing.T) {
+// TestNothingIsFetched checks that the chart has no dependencies, which Helm could fetch, and no template that
+// asks a cluster or a DNS server, or makes a template of a value.
+func TestNothingIsFetched(t *testing.T) {
+	c, err := Chart()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Metadata.Dependencies) > 0 || len(c.Dependencies()) > 0 {
+		t.Errorf("dependencies %v", c.Metadata.Dependencies)
+	}
+	function := regexp.MustCompile(`\{\{[^}]*\b(lookup|getHostByName|tpl)\b`)
+	for _, f := range c.Templates {
+		if found := function.Find(f.Data); found != nil {
+			t.Errorf("%s: %s", f.Name, found)
+		}
+	}
+	if len(c.Templates) < 30 {
+		t.Errorf("%d templates", len(c.Templates))
+	}
+}
+
+// TestValues makes values of settings, from which the chart makes the same settings again: under
+// another name of their ConfigMap all pods would restart.
+func TestValues(t *testing.T) {
+	settings := map[string]string{
+		"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTES": "gcp,gcp-eu,no", "SEMAPHORE_LOG_LEVEL": "debug",
+		"SEMAPHORE_MIRROR_MAX_SERVICES": "10000000", "SEMAPHORE_WG_SOURCE_FILTER": "false", "SEMAPHORE_LOCAL_SUBNETS": "10.102.0.0/16,fd00::/112",
+		"SEMAPHORE_DEPARTED_REMOTES": "merit", "SEMAPHORE_REMOVAL_GRACE": "5m", "SEMAPHORE_MCS": "auto",
+		"SEMAPHORE_REMOTE_GCP_API_URL": "https://api.gcp.example:6443", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16,fd00:10:4::/48",
+		"SEMAPHORE_REMOTE_GCP_WG_LISTEN_PORT": "51840", "SEMAPHORE_REMOTE_GCP_TOKEN_FILE": "/etc/semaphore/remotes/gcp.token",
+		"SEMAPHORE_REMOTE_GCP_CA_FILE": "/etc/semaphore/remotes/gcp.ca.crt", "SEMAPHORE_REMOTE_GCP_WG_MTU": "auto", "SEMAPHORE_REMOTE_GCP_STALE_AFTER": "0",
+		"SEMAPHORE_REMOTE_GCP_BORROWED": "true", "SEMAPHORE_REMOTE_GCP_CA_SHA256": "12", "SEMAPHORE_REMOTE_GCP_IMPORT_NAMESPACES": "shop,team-*",
+		"SEMAPHORE_REMOTE_GCP_EU_KUBECONFIG": "/etc/eu", "SEMAPHORE_REMOTE_GCP_EU_POD_SUBNETS": "10.6.0.0/16", "SEMAPHORE_REMOTE_GCP_EU_WG_LISTEN_PORT": "51841",
+		"SEMAPHORE_REMOTE_GCP_EU_WG_MAX_ALLOWED_IPS": "9", "SEMAPHORE_REMOTE_GCP_EU_TOKEN_FILE": "/etc/semaphore/remotes/gcp-eu.token",
+		"SEMAPHORE_REMOTE_NO_API_URL": "https://no", "SEMAPHORE_REMOTE_NO_CA_URL": "https://ca", "SEMAPHORE_REMOTE_NO_POD_SUBNETS": "10.8.0.0/16",
+		"SEMAPHORE_REMOTE_NO_WG_LISTEN_PORT": "51842", "SEMAPHORE_REMOTE_NO_TOKEN_FILE": "/else",
+		// These are no values, or are written in another way.
+		"HTTPS_PROXY": "http://proxy:3128", "SEMAPHORE_WG_POD_CIDRS": "calico", "SEMAPHORE_LEADER_ELECTION": "1", "SEMAPHORE_MIRROR_SELECTOR": "",
+		"SEMAPHORE_REMOTE_GCP_OTHER": "---\nkind: x\n{{ fail \"x\" }}", "SEMAPHORE_WG_PEER_METRICS": "007",
+	}
+	c := &Cluster{Name: "aws", Tools: Tools(), Remotes: []cluster.Name{"gcp", "gcp-eu", "no"}, Image: "i", Settings: settings}
+	values, err := c.Values()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := len(values["variables"].(map[string]any)); got != 6 {
+		t.Errorf("%d variables: %v", got, values["variables"])
+	}
+	want := map[string]any{
+		"apiURL": "https://api.gcp.example:6443", "podSubnets": []any{"10.4.0.0/16", "fd00:10:4::/48"}, "wgListenPort": 51840.0, "wgMTU": "auto",
+		"staleAfter": "0", "borrowed": true, "caSHA256": "12", "importNamespaces": []any{"shop", "team-*"},
+	}
+	if diff := cmp.Diff(want, values["remotes"].(map[string]any)["gcp"]); diff != "" {
+		t.Errorf("of gcp (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(settings, settingsOf(t, c)); diff != "" {
+		t.Errorf("settings (-want +got):\n%s", diff)
+	}
+}
+
+// settingsOf returns the content of the rendered ConfigMap.
+func settingsOf(t *testing.T, c *Cluster) map[string]string {
+	t.Helper()
+	objects, err := c.Render()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range objects {
+		if o.GetKind() == "ConfigMap" {
+			data, _, err := unstructured.NestedStringMap(o.Object, "data")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return data
+		}
+	}
+	return nil
+}
+
+// TestValuesAreKept unless others are decided.
+func TestValuesAreKept(t *testing.T) {
 	c := example()
-	c.Settings["SEMAPHORE_X"] = "---\nkind: ClusterRoleBinding\n# \"'\n"
-	want, err := c.Render()
+	c.Have = map[string]any{
+		"serviceMirror": map[string]any{"extraEnv": []any{map[string]any{"name": "GOGC"}}, "leaving": []any{"merit"}},
+		"remotes":       map[string]any{"left": map[string]any{}}, "settings": map[string]any{"logLevel": "debug"},
+		"image": map[string]any{"pullPolicy": "Always", "digest": "sha256:0"}, "networkPolicy": map[string]any{"enabled": false},
+		"wireguard": map[string]any{"enabled": false, "podPrefixes": "calico"},
+	}
+	values, err := c.Values()
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := c.Files()
+	got := map[string]any{"networkPolicy": values["networkPolicy"], "image": values["image"], "wireguard": values["wireguard"], "settings": values["settings"], "serviceMirror": values["serviceMirror"]}
+	if diff := cmp.Diff(map[string]any{
+		"networkPolicy": map[string]any{"enabled": false}, "settings": map[string]any{},
+		"image":         map[string]any{"registry": "", "repository": "registry.example:5000/kube-semaphore", "tag": "v1.2.3", "digest": "", "pullPolicy": "Always"},
+		"wireguard":     map[string]any{"enabled": true, "cleanup": false, "podPrefixes": "calico"},
+		"serviceMirror": map[string]any{"enabled": true, "leaving": []any{}, "extraEnv": []any{map[string]any{"name": "GOGC"}}},
+	}, got); diff != "" || len(values["remotes"].(map[string]any)) != 2 {
+		t.Errorf("%v (-want +got):\n%s", values["remotes"], diff)
+	}
+}
+
+// TestLeaving lets the mirror alone withdraw endpoints.
+func TestLeaving(t *testing.T) {
+	c := example()
+	c.Leaving = []cluster.Name{"gcp", "merit"}
+	objects, err := c.Render()
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := Decode(files["semaphore.yaml"])
-	if err != nil || len(got) != len(want) {
-		t.Fatalf("%d objects of %d, error %v", len(got), len(want), err)
-	}
-	for i := range got {
-		if diff := cmp.Diff(want[i].Object, got[i].Object); diff != "" {
-			t.Errorf("object %d (-want +got):\n%s", i, diff)
+	for _, o := range objects {
+		text, _ := o.MarshalJSON()
+		has := strings.Contains(string(text), `{"name":"SEMAPHORE_DEPARTED_REMOTES","value":"gcp,merit"}`)
+		if is := o.GetKind() == "Deployment" && o.GetName() == "semaphore-service-mirror"; has != is {
+			t.Errorf("%s %s has it: %v", o.GetKind(), o.GetName(), has)
 		}
 	}
 }
 
-// TestNothingIsFetched checks that kustomize isn't linked: it treats a resource that isn't a
-// file as the URL of a repository, and runs git.
-func TestNothingIsFetched(t *testing.T) {
-	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "github.com/kube-semaphore/kube-semaphore/cmd/semaphorectl").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name := range strings.Lines(string(out)) {
-		if strings.Contains(name, "kustomize") || strings.Contains(name, "go-getter") {
-			t.Errorf("semaphorectl links %s", name)
+// TestPools renders Calico's IP pools for the pod subnets of all remotes.
+func TestPools(t *testing.T) {
+	c := example()
+	c.Remotes = []cluster.Name{"gcp"}
+	c.Settings = map[string]string{"SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_REMOTE_GCP_API_URL": "https://x", "SEMAPHORE_REMOTE_GCP_WG_LISTEN_PORT": "51840",
+		"SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16,10.5.0.0/16,fd00:10:4::/48"}
+	for _, api := range []schema.GroupVersion{{}, {Group: "projectcalico.org", Version: "v3"}} {
+		c.Pools = api
+		objects, err := c.Render()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names, want []string
+		for _, o := range objects {
+			if o.GetKind() != "IPPool" {
+				continue
+			}
+			spec := o.Object["spec"].(map[string]any)
+			names = append(names, o.GetAPIVersion()+" "+o.GetName()+" "+spec["cidr"].(string))
+			if spec["disabled"] != true || spec["disableBGPExport"] != true || spec["natOutgoing"] != false {
+				t.Errorf("pool %v", spec)
+			}
+		}
+		if !api.Empty() {
+			want = []string{"projectcalico.org/v3 remote-gcp 10.4.0.0/16", "projectcalico.org/v3 remote-gcp-2 10.5.0.0/16", "projectcalico.org/v3 remote-gcp-ipv6 fd00:10:4::/48"}
+		}
+		slices.Sort(names)
+		if diff := cmp.Diff(want, names); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", api, diff)
 		}
 	}
 }

@@ -104,7 +104,7 @@ func (l *lab) joined(t *testing.T) {
 			t.Errorf("the conditions of an export remain: %s", got)
 		}
 		// As it prints.
-		l.kubectl(t, 0, "delete", "customresourcedefinitions", "-l", "app.kubernetes.io/managed-by=semaphorectl")
+		l.kubectl(t, 0, "delete", "customresourcedefinitions", "serviceexports.multicluster.x-k8s.io", "serviceimports.multicluster.x-k8s.io")
 		l.same(t, before)
 	})
 	t.Run("interrupted after each step", func(t *testing.T) { l.interrupted(t, before) })

@@ -123,11 +123,11 @@ func TestHostileNeighbourOfAnAdministrator(t *testing.T) {
 			"SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16", "SEMAPHORE_REMOTE_GCP_NODE_SUBNETS": "10.66.0.0/17",
 		})
 		out, code := run(append(slices.Clone(commands["files"]), "--pod-subnets", "aws=10.2.0.0/16")...)
-		content, err := os.ReadFile(filepath.Join(files, "aws", "semaphore.yaml"))
+		content, err := os.ReadFile(filepath.Join(files, "aws", "values.yaml"))
 		if code != 0 || err != nil || !strings.Contains(out, "it accepts pods of gcp only in 10.4.0.0/16, and gcp has some in 8.0.0.0/7") {
 			t.Errorf("exit code %d, %v:\n%s", code, err, out)
 		}
-		for _, want := range []string{"SEMAPHORE_REMOTE_GCP_POD_SUBNETS: 10.4.0.0/16\n", "SEMAPHORE_REMOTE_GCP_NODE_SUBNETS: 10.66.0.0/17\n"} {
+		for _, want := range []string{"    podSubnets:\n    - 10.4.0.0/16\n", "    nodeSubnets:\n    - 10.66.0.0/17\n"} {
 			if !strings.Contains(string(content), want) {
 				t.Errorf("no %q in what aws gets", want)
 			}
