@@ -179,11 +179,14 @@ func (r *installed) adopt(ctx context.Context, values map[string]any) error {
 
 // settle ends an operation that was interrupted: Helm would refuse the next one for ever.
 func (r *installed) settle(ctx context.Context) error {
+	of, others := r.last.Chart.Metadata, false
 	switch r.last.Info.Status {
 	case releasecommon.StatusDeployed, releasecommon.StatusFailed, releasecommon.StatusSuperseded:
 		return nil
+	case releasecommon.StatusPendingRollback: // It has the chart of an earlier revision.
+		others = true
 	}
-	if of := r.last.Chart.Metadata; (of == nil || of.Annotations[byAnnotation] != manifests.Manager) && time.Since(r.last.Info.LastDeployed) < concurrently {
+	if (others || of == nil || of.Annotations[byAnnotation] != manifests.Manager) && time.Since(r.last.Info.LastDeployed) < concurrently {
 		return fmt.Errorf("revision %d of the Helm release %s is %s: wait until Helm has finished, or %s from now on semaphorectl continues it",
 			r.last.Version, manifests.Release, r.last.Info.Status, concurrently)
 	}

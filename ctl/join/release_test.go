@@ -81,6 +81,7 @@ func TestSettle(t *testing.T) {
 		"deployed":          {releasecommon.StatusDeployed, "", 0, ""},
 		"ours":              {releasecommon.StatusPendingUpgrade, manifests.Manager, 0, ""},
 		"ours, uninstalled": {releasecommon.StatusUninstalling, manifests.Manager, 0, ""},
+		"a rollback":        {releasecommon.StatusPendingRollback, manifests.Manager, time.Minute, "wait until Helm has finished"},
 		"of helm":           {releasecommon.StatusPendingInstall, "", time.Minute, "wait until Helm has finished"},
 		"of helm, long ago": {releasecommon.StatusPendingInstall, "", time.Hour, ""},
 	} {
