@@ -5,12 +5,14 @@ import (
 	"testing"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/judge"
+	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/inspecttest"
 )
 
 func TestPrintedForPeople(t *testing.T) {
 	clusters := inspecttest.Pair(2)
-	clusters[0].Agents[0].Value.Remotes[0].API.Error = "Unauthorized \x1b[2J"
+	api := &clusters[0].Agents[0].Value.Remotes[0].API
+	api.Error, api.Reason = "Unauthorized \x1b[2J", kube.TokenRefused
 	var b strings.Builder
 	d, err := judge.Diagnose(t.Context(), clusters, nil, true)
 	if err != nil {
