@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -71,7 +72,7 @@ func TestBillOfMaterialsOfThisRepository(t *testing.T) {
 			}
 		case c.Properties == nil || !strings.Contains(gosum, c.Name+" "+c.Version+" "+(*c.Properties)[0].Value+"\n"):
 			t.Errorf("%s %s has properties %v, want its line of go.sum", c.Name, c.Version, c.Properties)
-		case c.PackageURL != "pkg:golang/"+c.Name+"@"+c.Version:
+		case c.PackageURL != "pkg:golang/"+strings.ToLower(c.Name)+"@"+url.QueryEscape(c.Version):
 			t.Errorf("%s %s has the package URL %s", c.Name, c.Version, c.PackageURL)
 		}
 	}
