@@ -34,16 +34,15 @@ type job[K comparable] struct {
 
 // tenant is shared by the keys of one tenant.
 type tenant[K comparable] struct {
-	name string
-	// healthy has the keys whose last Apply succeeded, failing the others.
-	healthy, failing workqueue.TypedDelayingInterface[K]
-	retries          workqueue.TypedRateLimiter[K]
-	failures         kinds
+	name     string
+	queue    workqueue.TypedDelayingInterface[K]
+	retries  workqueue.TypedRateLimiter[K]
+	failures kinds
 }
 
 func newTenant[K comparable](name string, cfg *WriterConfig[K]) *tenant[K] {
 	return &tenant[K]{
-		name: name, healthy: workqueue.NewTypedDelayingQueue[K](), failing: workqueue.NewTypedDelayingQueue[K](),
+		name: name, queue: workqueue.NewTypedDelayingQueue[K](),
 		retries: workqueue.NewTypedMaxOfRateLimiter(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[K](cfg.RetryMin, cfg.RetryMax),
 			&workqueue.TypedBucketRateLimiter[K]{Limiter: rate.NewLimiter(cfg.RetryRate, max(1, int(cfg.RetryRate)))},
@@ -70,14 +69,7 @@ func (j *job[K]) due() time.Time {
 	return j.earliest
 }
 
-func (j *job[K]) queue(key K) workqueue.TypedDelayingInterface[K] {
-	if j.tenant.retries.NumRequeues(key) > 0 {
-		return j.tenant.failing
-	}
-	return j.tenant.healthy
-}
-
-func (j *job[K]) enqueue(key K) { j.queue(key).AddAfter(key, time.Until(j.due())) }
+func (j *job[K]) enqueue(key K) { j.tenant.queue.AddAfter(key, time.Until(j.due())) }
 
 // finish records the outcome of a run.
 func (j *job[K]) finish(ctx context.Context, key K, err error) {

@@ -57,9 +57,7 @@ type WriterConfig[K comparable] struct {
 	// workers: the keys of one never wait for those of another. It is called when a job is
 	// created. Nil: a single tenant.
 	Tenant func(K) string
-	// Workers is the number of concurrent calls per tenant. Keys whose last call failed
-	// have half as many workers of their own, so that slow failures don't block other
-	// keys. 0: DefaultWorkers.
+	// Workers is the number of concurrent calls per tenant; 0: DefaultWorkers.
 	Workers int
 	// Spacing returns the minimum time between the starts of two calls for a key. It is
 	// called after each Apply and Observe. Nil: 0.
@@ -183,10 +181,7 @@ func (w *Writer[K]) Run(ctx context.Context) error {
 	w.mu.Lock()
 	w.start = func(t *tenant[K]) {
 		for range w.cfg.Workers {
-			w.workers.Go(func() { w.work(ctx, t.healthy) })
-		}
-		for range max(1, w.cfg.Workers/2) {
-			w.workers.Go(func() { w.work(ctx, t.failing) })
+			w.workers.Go(func() { w.work(ctx, t.queue) })
 		}
 	}
 	for _, t := range w.tenants {
@@ -197,8 +192,7 @@ func (w *Writer[K]) Run(ctx context.Context) error {
 	w.mu.Lock()
 	w.ended = true
 	for _, t := range w.tenants {
-		t.healthy.ShutDown()
-		t.failing.ShutDown()
+		t.queue.ShutDown()
 	}
 	w.mu.Unlock()
 	w.workers.Wait()
@@ -211,19 +205,19 @@ func (w *Writer[K]) work(ctx context.Context, queue workqueue.TypedDelayingInter
 		if ended {
 			return
 		}
-		if j := w.begin(key, queue); j != nil {
+		if j := w.begin(key); j != nil {
 			w.run(ctx, key, j)
 		}
 		queue.Done(key)
 	}
 }
 
-// begin returns the job to run for a key of a queue; nil: none.
-func (w *Writer[K]) begin(key K, queue workqueue.TypedDelayingInterface[K]) *job[K] {
+// begin returns the job to run for a key; nil: none.
+func (w *Writer[K]) begin(key K) *job[K] {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	j, now := w.jobs[key], time.Now()
-	if w.ended || j == nil || !j.started.IsZero() || j.queue(key) != queue {
+	if w.ended || j == nil || !j.started.IsZero() {
 		return nil
 	}
 	switch due := j.due(); {

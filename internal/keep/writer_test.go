@@ -273,30 +273,6 @@ func TestTenantsDoNotWaitForEachOther(t *testing.T) {
 	})
 }
 
-func TestKeysThatFailSlowlyDoNotHoldUpOthersOfTheirTenant(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := start(t, WriterConfig[string]{Workers: 2, Timeout: 10 * time.Second, RetryMax: time.Second})
-		b.set(func(ctx context.Context, key string) error {
-			if strings.HasPrefix(key, "x/bad") {
-				return slowly(time.Hour)(ctx, key)
-			}
-			return nil
-		})
-		for i := range 20 {
-			b.Add(fmt.Sprint("x/bad", i))
-		}
-		pass(2 * time.Minute) // until all have failed once
-		b.called()
-		b.Add("x/good")
-		if calls := b.called(); len(calls) != 1 || !strings.HasPrefix(calls[0], "x/good@2m0s") {
-			t.Errorf("calls: %v", calls)
-		}
-		if n := len(b.Failing()); n != 20 {
-			t.Errorf("%d keys fail", n)
-		}
-	})
-}
-
 func TestRetriesOfATenantAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, WriterConfig[string]{RetryMin: time.Millisecond, RetryMax: time.Millisecond, RetryRate: 10})
