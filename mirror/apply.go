@@ -51,15 +51,15 @@ type applier struct {
 }
 
 // apply makes all changes, also after failures, and joins their errors. Changes that others
-// override wait; again is how long until the first of them is due, 0: none waits. The error is
+// override wait; again is how long until the first of them is due, 0: none is. The error is
 // keep.ErrWaits if nothing has failed, and other changes wait for their turn. The cluster is that
 // of what isn't a slice.
 func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], cluster string, have *Observed, want *Service, changes []Change) (again time.Duration, err error) {
-	writes := make([]keep.Write, len(changes))
+	objects, waits := make([]string, len(changes)), make([]time.Duration, len(changes))
 	for i := range changes {
-		writes[i] = changes[i].write(have, want)
+		objects[i] = changes[i].name(have)
+		waits[i] = past.Wait(time.Now(), want.Name, objects[i], uint64(changes[i].want))
 	}
-	waits := past.Review(want.Name, time.Now(), writes)
 	lost := map[netip.Addr]bool{}
 	for i := range changes {
 		if c := &changes[i]; c.Object == aSlice && c.Ports == nil {
@@ -70,8 +70,13 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], clust
 	}
 	may := a.turns(cluster, have, want, changes, func(i int) bool { return waits[i] > 0 }, func(i int) bool {
 		// One that gets an endpoint comes with the one that loses it, which waits for it.
-		return writes[i].Urgent || slices.ContainsFunc(changes[i].gains(have), func(address netip.Addr) bool { return lost[address] })
+		return changes[i].urgent(have) || slices.ContainsFunc(changes[i].gains(have), func(address netip.Addr) bool { return lost[address] })
 	})
+	later := func(wait time.Duration) {
+		if again == 0 || wait < again {
+			again = wait
+		}
+	}
 	var errs []error
 	var missing []string // objects that could not be created, or deleted for another one
 	waiting := false
@@ -82,9 +87,7 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], clust
 			continue
 		}
 		if wait := waits[i]; wait > 0 {
-			if again == 0 || wait < again {
-				again = wait
-			}
+			later(wait)
 			continue
 		}
 		if !may[i] || c.Object == aSlice && c.Ports == nil && slices.ContainsFunc(c.loses(have), func(address netip.Addr) bool { return late[address] }) {
@@ -98,19 +101,14 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], clust
 			continue
 		}
 		done, err := a.change(ctx, have, want, c)
-		if err == nil || done.sum != 0 {
-			w := &writes[i]
-			switch w.Want = uint64(c.want); {
-			case err != nil:
-				w.Want = uint64(done.sum) // a part of the change
-			case c.Verb == verbCreate:
-				w.Have = 0 // deleted before, if it existed
-			case c.Verb == verbDelete:
-				w.Want = 0
-			}
-			past.Wrote(ctx, want.Name, time.Now(), w, uint64(done.sum))
-		}
 		if err == nil {
+			stored := c.Verb == verbDelete || done.sum == c.want
+			if c.Verb != verbDelete || c.want == 0 { // another deletion is a part of a creation
+				past.Wrote(ctx, time.Now(), want.Name, objects[i], uint64(c.want), stored)
+			}
+			if !stored {
+				later(keep.LongestWait) // no event says that it is to be written again
+			}
 			continue
 		}
 		if c.Verb != verbPatch {
@@ -141,21 +139,21 @@ func (c *Change) needs(object string) bool {
 	return false
 }
 
-// write returns a change as Overrides identifies it.
-func (c *Change) write(have *Observed, want *Service) keep.Write {
-	w := keep.Write{Object: c.Object + " " + c.Name, Have: uint64(c.have.sum), Want: uint64(c.want), By: c.have.by}
-	if c.Verb == verbPatch && want.Imported != nil && (c.Object == aDerived || c.Object == aSlice) && !c.have.ownedBy(have.Import) {
-		w.Have ^= notOwned
+// name names the object of a change in keep.Overrides.
+func (c *Change) name(have *Observed) string {
+	name := c.Object + " " + c.Name
+	if c.Object == aDerived && c.Verb == verbPatch && have.Service.owner == "" {
+		name += ", its owner" // which a policy that changes other fields must not hold up
 	}
-	switch {
-	case c.Object == aDerived && c.Verb == verbPatch && have.Service.owner == "":
-		w.Object += ", its owner" // which a policy that changes other fields must not hold up
-	case c.Verb == verbDelete, c.Ports != nil:
-		w.Urgent = true
-	case c.Object == aSlice && c.Verb == verbPatch:
-		w.Urgent = exposed.Loses([]exposed.Set{have.Slices[c.Name].Set}, []exposed.Set{c.Slice.exposed()})
+	return name
+}
+
+// urgent reports whether a change removes something.
+func (c *Change) urgent(have *Observed) bool {
+	if c.Object == aSlice && c.Verb == verbPatch && c.Ports == nil {
+		return exposed.Loses([]exposed.Set{have.Slices[c.Name].Set}, []exposed.Set{c.Slice.exposed()})
 	}
-	return w
+	return c.Verb == verbDelete || c.Ports != nil
 }
 
 // response is the object in the response to a write; zero: it was deleted.
@@ -163,22 +161,6 @@ type response struct {
 	sum sum
 	// instead is what it has instead of what was refused: see mcs.Accepted.
 	instead []string
-}
-
-// notOwned is the difference that another owner makes to the sum of an object of an import in
-// keep.Overrides. It is not in sums because the UID of an import that doesn't exist yet is unknown.
-const notOwned = 1
-
-// owned returns a response to a request with these owners, at most one.
-func (r response) owned(o identity, owners []metav1.OwnerReference) response {
-	var owner types.UID
-	for _, of := range owners {
-		owner = of.UID
-	}
-	if o.owner != owner {
-		r.sum ^= notOwned
-	}
-	return r
 }
 
 // change makes one change.
@@ -317,11 +299,7 @@ func (a *applier) service(ctx context.Context, k origin.Key, have *ObservedServi
 	}
 	ledger.Wrote(o)
 	log.InfoContext(ctx, "service written", "verb", c.Verb)
-	done := response{o.sum, instead}
-	if c.Object == aDerived {
-		return done.owned(o.identity, object.OwnerReferences), nil
-	}
-	return done, nil
+	return response{o.sum, instead}, nil
 }
 
 // withFields returns an identity for a patch after which there are managed fields.
@@ -443,7 +421,7 @@ func (w *sliceWriter) write(ctx context.Context, have *ObservedSlice, owner type
 	o := w.observed(made)
 	w.ledger.Wrote(o)
 	w.log.DebugContext(ctx, "endpoint slice written", "service", w.want.Name, "slice", c.Name, "endpoints", len(made.Endpoints))
-	return response{o.sum, instead}.owned(o.identity, w.owners), nil
+	return response{o.sum, instead}, nil
 }
 
 // patch makes a slice the given object; nil: it restricts its ports.

@@ -27,11 +27,9 @@ type identity struct {
 	// ours is whether the object has our labels; foreign objects are never changed. going
 	// is whether it is being deleted, and waits for finalizers.
 	ours, going bool
-	// tracked is kube.Tracked; untracked: there are no managed fields at all. by is
-	// kube.LastManager.
+	// tracked is kube.Tracked; untracked: there are no managed fields at all.
 	tracked, untracked bool
-	begin              bool // managed fields, see withFields
-	by                 string
+	begin              bool      // managed fields, see withFields
 	owner              types.UID // of an object of an import
 }
 
@@ -146,7 +144,6 @@ func (h summer) observedService(s *corev1.Service) *ObservedService {
 	}
 	o.ours = isMade(s)
 	o.going, o.tracked, o.untracked = s.DeletionTimestamp != nil, kube.Tracked(s, fieldManager), len(s.ManagedFields) == 0
-	o.by = kube.LastManager(s, fieldManager)
 	return o
 }
 
@@ -159,7 +156,7 @@ func (h summer) observedSlice(s *discoveryv1.EndpointSlice) *ObservedSlice {
 		identity: identity{
 			Meta: keep.Meta{Name: s.Name, UID: string(s.UID), ResourceVersion: s.ResourceVersion}, sum: h.slice(s, &sliceMarks),
 			ours:  isMadeSlice(s),
-			going: s.DeletionTimestamp != nil, tracked: kube.Tracked(s, fieldManager), by: kube.LastManager(s, fieldManager),
+			going: s.DeletionTimestamp != nil, tracked: kube.Tracked(s, fieldManager),
 		},
 		service: s.Labels[discoveryv1.LabelServiceName],
 		cluster: cluster,
@@ -187,7 +184,7 @@ func (h summer) observedImport(i *v1beta1.ServiceImport) *ObservedImport {
 		identity: identity{
 			Meta: keep.Meta{Name: i.Namespace + "/" + i.Name, UID: string(i.UID), ResourceVersion: i.ResourceVersion},
 			sum:  h.serviceImport(i),
-			ours: i.Labels[mcs.LabelImported] == labelValue, going: i.DeletionTimestamp != nil, tracked: kube.Tracked(i, fieldManager), by: kube.LastManager(i, fieldManager),
+			ours: i.Labels[mcs.LabelImported] == labelValue, going: i.DeletionTimestamp != nil, tracked: kube.Tracked(i, fieldManager),
 		},
 		key:    origin.Key{Namespace: i.Namespace, Name: i.Name},
 		places: mcs.ParsePlaces(i.Annotations[mcs.AnnotExports]),

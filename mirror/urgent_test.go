@@ -1,7 +1,6 @@
 package mirror
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -40,8 +39,7 @@ func TestWhatMustGoIsUrgent(t *testing.T) {
 			urgent := map[string]bool{}
 			changes := w.sums.Diff(&have, &want)
 			for i := range changes {
-				write := changes[i].write(&have, &want)
-				urgent[strings.Fields(write.Object)[0]] = write.Urgent
+				urgent[changes[i].Object] = changes[i].urgent(&have)
 			}
 			if diff := cmp.Diff(map[string]bool{aSlice: c.urgent}, urgent); diff != "" {
 				t.Errorf("urgent (-want +got):\n%s", diff)

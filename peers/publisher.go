@@ -223,7 +223,6 @@ type Publisher struct {
 	written   time.Time // last
 	before    string    // version of the node as it was observed then
 	wrote     map[string]string
-	altered   bool              // the API server has stored something else
 	repeated  bool              // a write was repeated, because another client had changed it
 	backoff   reconcile.Backoff // of further ones
 	retry     time.Time         // when the next one is due; zero: not known
@@ -311,7 +310,7 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 		if now.Before(p.retry) {
 			p.published.Store(false)
 			p.due = p.retry
-			undone := statuspage.Override{Object: "annotations of node " + self.Name, Returned: p.altered}
+			undone := statuspage.Override{Object: "annotations of node " + self.Name}
 			return errors.Join(wrong, errors.New(undone.String()))
 		}
 	}
@@ -321,14 +320,12 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 		return nil
 	}
 	p.written, p.before, p.wrote, p.repeated, p.retry = time.Now(), self.Version, want, again || p.repeated, time.Time{}
-	node, err := p.apply(ctx, self.Name, self.UID, want)
-	if err != nil {
+	if err := p.apply(ctx, self.Name, self.UID, want); err != nil {
 		p.published.Store(false)
 		p.before, p.wrote = "", nil
 		return errors.Join(wrong, fmt.Errorf("publish on node %q: %w", self.Name, err))
 	}
 	p.applied = true
-	p.altered = slices.ContainsFunc(slices.Collect(maps.Keys(want)), func(name string) bool { return node.Annotations[name] != want[name] })
 	p.published.Store(complete)
 	if len(changed) > 0 {
 		slices.Sort(changed)
@@ -340,7 +337,7 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 // apply sets our annotations to exactly these by server-side apply. The UID keeps a node
 // that was deleted meanwhile from being created. Client-go's apply configurations would
 // link the schema of all of Kubernetes.
-func (p *Publisher) apply(ctx context.Context, node string, uid types.UID, annotations map[string]string) (*corev1.Node, error) {
+func (p *Publisher) apply(ctx context.Context, node string, uid types.UID, annotations map[string]string) error {
 	type metadata struct {
 		Name        string            `json:"name"`
 		UID         types.UID         `json:"uid"`
@@ -351,10 +348,11 @@ func (p *Publisher) apply(ctx context.Context, node string, uid types.UID, annot
 		Metadata metadata `json:"metadata"`
 	}{metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}, metadata{node, uid, annotations}})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	force := true
-	return p.nodes.Patch(ctx, node, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: FieldManager, Force: &force})
+	_, err = p.nodes.Patch(ctx, node, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: FieldManager, Force: &force})
+	return err
 }
 
 // ofPods returns the names of the annotations that are the same for all remotes.
@@ -372,7 +370,7 @@ func (p *Publisher) Withdraw(ctx context.Context, node string) error {
 	if err != nil {
 		return fmt.Errorf("withdraw from node %q: %w", node, err)
 	}
-	if _, err := p.apply(ctx, node, self.UID, nil); err != nil {
+	if err := p.apply(ctx, node, self.UID, nil); err != nil {
 		return fmt.Errorf("withdraw from node %q: %w", node, err)
 	}
 	gone := map[string]any{}

@@ -361,7 +361,7 @@ func TestPublisherAppliesAsClientGoDoes(t *testing.T) {
 		}
 	}
 
-	if _, err := p.apply(t.Context(), "aws-1", "u1", nil); err != nil {
+	if err := p.apply(t.Context(), "aws-1", "u1", nil); err != nil {
 		t.Fatal(err)
 	}
 	check(`{"kind":"Node","apiVersion":"v1","metadata":{"name":"aws-1","uid":"u1"}}`)
@@ -460,7 +460,7 @@ func TestPublisherWaitsForOneThatRemovesAnnotations(t *testing.T) {
 			return writes(client) - theirs - before, err
 		}
 		n, err := reconcile(20 * time.Second)
-		if n < 4 || n > 10 || err == nil || !strings.Contains(err.Error(), "annotations of node aws-1: another client changes it after each write") {
+		if n < 4 || n > 10 || err == nil || !strings.Contains(err.Error(), "annotations of node aws-1: an admission policy or another client changes it after each write") {
 			t.Errorf("%d writes in 20 s, error %v; want a few", n, err)
 		}
 		if n, _ := reconcile(30 * time.Minute); n > 16 {

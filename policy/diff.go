@@ -37,10 +37,8 @@ type Observed struct {
 	Deleting bool
 	// Metadata is Calico's metadata annotation, if that has labels.
 	Metadata string
-	// Tracked is kube.Tracked. Untracked: there are no managed fields at all. By is
-	// kube.LastManager.
+	// Tracked is kube.Tracked. Untracked: there are no managed fields at all.
 	Tracked, Untracked bool
-	By                 string
 	// UID and ResourceVersion are those of Kubernetes.
 	UID, ResourceVersion string
 }

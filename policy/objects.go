@@ -64,7 +64,6 @@ func (l Labels) observe(set *calico.GlobalNetworkSet) Observed {
 		Name:      effective[l.Domain+"/name"],
 	}
 	o.Tracked, o.Untracked = kube.Tracked(set, fieldManager), len(set.ManagedFields) == 0
-	o.By = kube.LastManager(set, fieldManager)
 	o.Exact = true
 	if inside != nil {
 		o.Metadata = set.Annotations[metadataAnnotation]

@@ -6,8 +6,6 @@ import (
 	"hash/fnv"
 	"sync"
 	"time"
-
-	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 )
 
 // removalPatience is the maximum time for which writes that remove addresses may fail for
@@ -41,32 +39,8 @@ func (r *removals) over(name string) {
 	delete(r.failing, name)
 }
 
-// attempt returns a change as keep.Overrides identifies it.
-func (c *Change) attempt() keep.Write {
-	w := keep.Write{Object: "network set " + c.Name, Have: version(c.Have), Want: fingerprint(c.Want), Urgent: c.removes()}
-	if c.Have != nil {
-		w.By = c.Have.By
-	}
-	return w
-}
-
-// outcome returns the fingerprint of a response; nil: the object is deleted.
-func (c *Change) outcome(response *Observed) uint64 {
-	if response == nil || response.matches(c.Want) {
-		return fingerprint(c.Want)
-	}
-	return version(response)
-}
-
-// version returns a fingerprint of the version of an object; 0: it doesn't exist.
-func version(o *Observed) uint64 {
-	if o == nil {
-		return 0
-	}
-	sum := fnv.New64a()
-	_, _ = fmt.Fprintf(sum, "%q %q", o.UID, o.ResourceVersion)
-	return sum.Sum64()
-}
+// objectOf names a set in keep.Overrides.
+func objectOf(name string) string { return "network set " + name }
 
 // fingerprint returns that of a desired object; 0: it must not exist.
 func fingerprint(o *Object) uint64 {

@@ -37,14 +37,9 @@ func (c *Controller) write(ctx context.Context, id Identity, have map[string]*Ob
 	changed := map[string]bool{}
 	var due []Change
 	var sizes []pace.Write
-	attempts := make([]keep.Write, len(changes))
-	for i := range changes {
-		attempts[i] = changes[i].attempt()
-	}
-	waiting := c.past.Review(id, time.Now(), attempts)
-	for i, change := range changes {
+	for _, change := range changes {
 		changed[change.Name] = true
-		if wait := waiting[i]; wait > 0 {
+		if wait := c.past.Wait(time.Now(), id, objectOf(change.Name), fingerprint(change.Want)); wait > 0 {
 			waits = true
 			c.enqueueAfter(wait, id)
 			continue
@@ -200,29 +195,24 @@ func (w *writer) delete(ctx context.Context, c Change) error {
 func (w *writer) wrote(ctx context.Context, verb string, c Change, set *calico.GlobalNetworkSet, err error) error {
 	w.c.Metrics.wrote(w.id.Cluster, verb, err)
 	w.c.wrote.Store(w.id, nil)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case set == nil:
-		w.c.ledger.Deleted(c.Have)
-		w.note(ctx, &c, nil)
-		return nil
 	}
-	o := w.c.Labels.observe(set)
-	w.c.ledger.Wrote(&o)
-	w.c.owned.give(c.Name, w.id)
-	w.note(ctx, &c, &o)
-	if !o.matches(c.Want) {
-		w.c.enqueueAfter(keep.Calm, w.id)
+	stored := true
+	if set == nil {
+		w.c.ledger.Deleted(c.Have)
+	} else {
+		o := w.c.Labels.observe(set)
+		stored = o.matches(c.Want)
+		w.c.ledger.Wrote(&o)
+		w.c.owned.give(c.Name, w.id)
+	}
+	w.c.past.Wrote(ctx, time.Now(), w.id, objectOf(c.Name), fingerprint(c.Want), stored)
+	w.c.removals.over(c.Name)
+	if !stored { // No event says that it is to be written again.
+		w.c.enqueueAfter(keep.LongestWait, w.id)
 	}
 	return nil
-}
-
-// note records a successful write and the response; nil: the object is deleted.
-func (w *writer) note(ctx context.Context, c *Change, response *Observed) {
-	attempt := c.attempt()
-	w.c.past.Wrote(ctx, w.id, time.Now(), &attempt, c.outcome(response))
-	w.c.removals.over(c.Name)
 }
 
 // reread updates the ledger with the current state of an object, and returns ErrOutdated.

@@ -27,7 +27,7 @@ func TestRelay(t *testing.T) {
 			r.Clusters[1].Failing = map[string]string{"gcp.n0": "update gcp.n0: the server is currently unable to handle the request"}
 		}, []string{"relay-objects-not-written"}},
 		"another client reverts an object": {2, func(r *statuspage.Relay) {
-			r.Clusters[0].Overridden = []statuspage.Override{{Object: "aws.n0", By: "kubectl-edit"}}
+			r.Clusters[0].Overridden = []statuspage.Override{{Object: "aws.n0"}}
 		}, []string{"relay-objects-not-written"}},
 		"objects are incomplete": {2, func(r *statuspage.Relay) { r.Clusters[1].Incomplete = "2 of 3 objects" }, []string{"relay-incomplete"}},
 		"an admission controller refuses an object": {2, func(r *statuspage.Relay) {

@@ -94,12 +94,10 @@ func (b *mirrorBed) testOverridden(t *testing.T) {
 	if n := i.writesOf(t, "service", "patch") - before; n != 0 {
 		t.Errorf("%d patches of the Service for 20 changes of endpoints, want none", n)
 	}
-	i.listed(t, webName, func(s statuspage.Service) bool {
-		return len(s.Overridden) == 1 && s.Overridden[0].Returned
-	})
+	i.listed(t, webName, func(s statuspage.Service) bool { return len(s.Overridden) == 1 })
 	wait(t, "the Event", func() error {
 		for _, e := range eventsAbout(t, b.gcp, webName) {
-			if e.Reason == "Overridden" && strings.Contains(e.Message, "stores other values than those written") {
+			if e.Reason == "Overridden" && strings.Contains(e.Message, "changes it after each write") {
 				return nil
 			}
 		}
@@ -155,10 +153,10 @@ func (b *mirrorBed) testOverriddenByAnother(t *testing.T) {
 	if n > 9 || m > 9 {
 		t.Errorf("%d patches of the Service and %d of the slice in 20 s, want a few", n, m)
 	}
-	i.listed(t, webName, func(s statuspage.Service) bool { return len(s.Overridden) == 2 && !s.Overridden[0].Returned })
+	i.listed(t, webName, func(s statuspage.Service) bool { return len(s.Overridden) == 2 })
 	wait(t, "the Event", func() error {
 		for _, e := range eventsAbout(t, b.gcp, webName) {
-			if e.Reason == "Overridden" && strings.Contains(e.Message, "their-controller changes it") {
+			if e.Reason == "Overridden" && strings.Contains(e.Message, "changes it after each write") {
 				t.Log(e.Message)
 				return nil
 			}
@@ -253,7 +251,7 @@ func (b *policyBed) testNetAdded(t *testing.T) {
 				i.stop()
 				i = b.start(t, local, nil, b.merit)
 				wait(t, "the report", func() error {
-					if o := i.status(t, "merit").Overridden; len(o) != 1 || !o[0].Returned {
+					if o := i.status(t, "merit").Overridden; len(o) != 1 {
 						return fmt.Errorf("overridden %+v", o)
 					}
 					return nil
@@ -333,7 +331,7 @@ func (b *policyBed) testSetOverridden(t *testing.T) {
 		t.Errorf("%d patches in 15 s, want a few", n)
 	}
 	wait(t, "the report", func() error {
-		if o := i.status(t, "gcp").Overridden; len(o) != 1 || o[0].Returned {
+		if o := i.status(t, "gcp").Overridden; len(o) != 1 {
 			return fmt.Errorf("overridden %+v after %d patches", o, patches()-before)
 		}
 		return nil

@@ -1,7 +1,6 @@
 package keep
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -17,15 +16,10 @@ import (
 // Bounds of the wait before an overridden write is repeated.
 const (
 	firstWait   = 250 * time.Millisecond
-	longestWait = 5 * time.Minute
-	// longestUrgent is that of an urgent write, and of one that creates an object again.
-	longestUrgent = 10 * time.Second
-	// Lasting is the time for which a write must last so that the object no longer counts as
-	// overridden by another client.
+	LongestWait = 10 * time.Minute
+	// Lasting is the time for which a write must last after it might have been repeated, so that the
+	// object no longer counts as overridden.
 	Lasting = time.Minute
-	// Calm is the wait before a write is tried again that the API server has changed: the end of
-	// an admission policy shows in no object.
-	Calm = 2 * longestWait
 	// manyWrites is the number of remembered writes beyond which those that weren't overridden are
 	// forgotten, maxWrites that beyond which all are: others create and delete objects at their
 	// rate.
@@ -33,73 +27,42 @@ const (
 	maxWrites  = 50_000
 )
 
-// Write is a write of one object.
-type Write struct {
-	// Object identifies the object in logs, such as "service x".
-	Object string
-	// Have is a fingerprint of the observed fields that we set, Want of the desired ones. 0:
-	// the object doesn't exist, or must not.
-	Have, Want uint64
-	// Urgent: the object has something that must be removed, such as an address.
-	Urgent bool
-	// By is the field manager of the last foreign change of the object; empty: unknown.
-	By string
-}
-
-// written is the last write of an object. While the object differs again from what is desired, and
-// that is still what was written,
+// written is the last write of an object. If it is necessary again, because
 //
-//	| the object is                         | it is written again                              |
-//	| ------------------------------------- | ------------------------------------------------ |
-//	| as in the response                    | after Calm                                       |
-//	| changed by others, for the nth time   | at once, then firstWait * 2^(n-2) after the last |
-//	| changed by others, after it lasted    | at once                                          |
+//	| the response differed from it            | it is repeated after LongestWait             |
+//	| another client has undone it             | at once                                      |
+//	| that has happened n times in a row       | firstWait * 2^(n-1) after it, or LongestWait |
 type written struct {
-	want, got uint64
-	at        time.Time
-	settled   time.Time // since when the object is as desired; zero: it isn't
-	undone    int       // number of earlier writes in a row that were undone
-	since     time.Time // of the first one of these
-	by        string    // who has undone the last one; empty: unknown
+	want   uint64
+	stored bool // the response was as written
+	at     time.Time
+	undone int       // number of earlier writes in a row that were undone
+	since  time.Time // of the first one of these
 }
 
-func (w *written) returned() bool { return w.got != w.want }
-
-func (w *written) wait(urgent bool) time.Duration {
-	if w.undone == 0 {
-		return 0
-	}
-	longest := longestWait
-	if urgent {
-		longest = longestUrgent
-	}
-	return min(firstWait<<min(w.undone-1, 16), longest)
-}
-
-// next returns when a write may be made.
-func (w *written) next(of *Write) time.Time {
+// next returns from when on it may be repeated.
+func (w *written) next() time.Time {
 	switch {
-	case w.want != of.Want:
-		return time.Time{}
-	case w.returned() && of.Have == w.got:
-		return w.at.Add(Calm)
+	case !w.stored:
+		return w.at.Add(LongestWait)
+	case w.undone == 0:
+		return w.at
 	default:
-		return w.at.Add(w.wait(of.Urgent || of.Have == 0))
+		return w.at.Add(min(firstWait<<min(w.undone-1, 16), LongestWait))
 	}
 }
+
+// recent reports whether a write that is necessary again is one that was undone.
+func (w *written) recent(now time.Time) bool { return now.Sub(w.next()) < Lasting }
 
 // open reports whether the object counts as overridden. A single change by another client is
 // repaired and isn't a problem.
-func (w *written) open(now time.Time) bool {
-	return w.returned() || w.undone > 1 && (w.settled.IsZero() || now.Sub(w.settled) < Lasting)
-}
-
-// recent reports whether a change of the object counts as one of those that undid earlier writes.
-func (w *written) recent(now time.Time) bool { return now.Sub(w.at) < 2*w.wait(false)+Lasting }
+func (w *written) open(now time.Time) bool { return (!w.stored || w.undone > 1) && w.recent(now) }
 
 // Overrides remembers the last write of each object, so that one that an admission policy or
 // another client undoes isn't repeated without end. Writes of a changed desired state never wait.
-// It is safe for concurrent use. K is the key of a Writer; a key may have several objects.
+// It is safe for concurrent use. K is the key of a Writer. A key may have several objects, which are
+// identified by what they are called in logs, such as "service x".
 type Overrides[K comparable] struct {
 	log  *slog.Logger
 	rare rate.Sometimes // lines of the log
@@ -116,63 +79,45 @@ func NewOverrides[K comparable](logger *slog.Logger) *Overrides[K] {
 	return &Overrides[K]{log: logger, rare: rate.Sometimes{First: 3, Interval: time.Minute}, last: map[K]map[string]*written{}, many: manyWrites}
 }
 
-// Review returns how long each of the writes must wait; 0: it may be made now. They are all
-// writes that a key needs: other objects of the key are as desired.
-func (o *Overrides[K]) Review(key K, now time.Time, writes []Write) []time.Duration {
+// Wait returns how long a write must wait; 0: it may be made now. Want is a fingerprint of what is
+// written, 0 for a deletion.
+func (o *Overrides[K]) Wait(now time.Time, key K, object string, want uint64) time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.sweep(now)
-	objects := o.last[key]
-	for object, last := range objects {
-		if slices.ContainsFunc(writes, func(w Write) bool { return w.Object == object }) {
-			continue
-		}
-		if last.got = last.want; last.settled.IsZero() {
-			last.settled = now
-		}
+	last := o.last[key][object]
+	if last == nil || last.want != want {
+		return 0
 	}
-	waits := make([]time.Duration, len(writes))
-	for i := range writes {
-		if last := objects[writes[i].Object]; last != nil {
-			if writes[i].Have != last.got {
-				last.settled = time.Time{}
-			}
-			waits[i] = max(0, last.next(&writes[i]).Sub(now))
-		}
-	}
-	return waits
+	return max(0, last.next().Sub(now))
 }
 
-// Wrote records a successful write. Got is a fingerprint of the object in the response; 0: it
-// is deleted.
-func (o *Overrides[K]) Wrote(ctx context.Context, key K, now time.Time, w *Write, got uint64) {
+// Wrote records a successful write, as Wait describes it. Stored is whether the response was as
+// written.
+func (o *Overrides[K]) Wrote(ctx context.Context, now time.Time, key K, object string, want uint64, stored bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	next := &written{want: w.Want, got: got, at: now, settled: now, since: now}
-	last := o.last[key][w.Object]
-	if last != nil && last.recent(now) {
-		next.undone, next.since, next.by = last.undone, last.since, last.by
-		if last.want == w.Want {
+	next := &written{want: want, stored: stored, at: now, since: now}
+	last := o.last[key][object]
+	if last != nil && last.recent(now) && last.stored == stored {
+		next.undone, next.since = last.undone, last.since
+		if last.want == want {
 			next.undone++
 		}
-		next.by = cmp.Or(w.By, next.by)
-	}
-	if last != nil && last.returned() && next.returned() {
-		next.since = last.since
 	}
 	if next.open(now) && (last == nil || !last.open(now)) {
 		o.rare.Do(func() {
-			override := next.override(w.Object)
+			override := next.override(object)
 			o.log.WarnContext(ctx, "write overridden", "key", key, "why", override.String())
 		})
 	}
 	if o.last[key] == nil {
 		o.last[key] = map[string]*written{}
 	}
-	if o.last[key][w.Object] == nil {
+	if last == nil {
 		o.count++
 	}
-	o.last[key][w.Object] = next
+	o.last[key][object] = next
 }
 
 // sweep forgets writes that no longer count: each minute, and when there are too many. Callers
@@ -182,7 +127,7 @@ func (o *Overrides[K]) sweep(now time.Time) {
 		return
 	}
 	o.swept = now
-	o.forget(func(w *written) bool { return !w.recent(now) && (!w.returned() || now.Sub(w.at) >= 2*Calm) })
+	o.forget(func(w *written) bool { return !w.recent(now) })
 	if o.count >= manyWrites {
 		o.forget(func(w *written) bool { return !w.open(now) })
 	}
@@ -238,11 +183,5 @@ func (o *Overrides[K]) of(key K, now time.Time) []statuspage.Override {
 }
 
 func (w *written) override(object string) statuspage.Override {
-	v := statuspage.Override{Object: object, Since: w.since}
-	if w.returned() {
-		v.Returned, v.Next = true, w.at.Add(Calm)
-	} else {
-		v.By, v.Next = w.by, w.at.Add(w.wait(false))
-	}
-	return v
+	return statuspage.Override{Object: object, Since: w.since, Next: w.next()}
 }

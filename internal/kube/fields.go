@@ -1,8 +1,6 @@
 package kube
 
 import (
-	"strings"
-
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -22,26 +20,6 @@ func Tracked(object metav1.Object, manager string) bool {
 		}
 	}
 	return len(fields) > 0
-}
-
-// LastManager returns the manager of the last change by another client than manager, without
-// changes of subresources; empty: unknown.
-func LastManager(object metav1.Object, manager string) string {
-	var last *metav1.ManagedFieldsEntry
-	fields := object.GetManagedFields()
-	for i := range fields {
-		f := &fields[i]
-		if f.Manager == manager || f.Subresource != "" || f.Time == nil {
-			continue
-		}
-		if last == nil || last.Time.Before(f.Time) {
-			last = f
-		}
-	}
-	if last == nil {
-		return ""
-	}
-	return strings.Clone(last.Manager)
 }
 
 // Tracking is the value of metadata.managedFields in a patch that begins them, for an object

@@ -62,15 +62,13 @@ func matches(have *v1alpha1.WireguardPeers, want *v1alpha1.Spec) bool {
 // change writes an object, unless others override its writes and the next one must wait.
 func (c *Controller) change(ctx context.Context, key Key, have *v1alpha1.WireguardPeers, want *v1alpha1.Spec) (waits bool, err error) {
 	_, past := c.term()
-	w, size := keep.Write{Object: key.Object, Have: fingerprint(have)}, 0
+	var wanted uint64
+	size := 0
 	if want != nil {
 		o := c.object(key, want)
-		w.Want, size = fingerprint(o), sizeOf(o)
+		wanted, size = fingerprint(o), sizeOf(o)
 	}
-	if have != nil {
-		w.By = have.Annotations[changedBy]
-	}
-	if wait := past.Review(key, time.Now(), []keep.Write{w})[0]; wait > 0 {
+	if wait := past.Wait(time.Now(), key, key.Object, wanted); wait > 0 {
 		c.pace.Take(key)
 		c.write(wait, key)
 		return true, nil
@@ -78,17 +76,18 @@ func (c *Controller) change(ctx context.Context, key Key, have *v1alpha1.Wiregua
 	if !c.pace.Take(key, pace.Write{Cluster: key.Cluster, Object: key.Object, Bytes: size})[0] {
 		return false, fmt.Errorf("%s: %w", key.Object, keep.ErrWaits)
 	}
-	verb, stored, err := c.put(ctx, key, have, want)
+	verb, err := c.put(ctx, key, have, want)
 	c.Metrics.wrote(key.Cluster, verb, err)
 	if err == nil {
-		past.Wrote(ctx, key, time.Now(), &w, fingerprint(stored))
+		past.Wrote(ctx, time.Now(), key, key.Object, wanted, true)
 	}
 	return false, err
 }
 
-// put creates, updates or deletes an object, and returns it as it is stored.
-func (c *Controller) put(ctx context.Context, key Key, have *v1alpha1.WireguardPeers, want *v1alpha1.Spec) (verb string, stored *v1alpha1.WireguardPeers, err error) {
+// put creates, updates or deletes an object.
+func (c *Controller) put(ctx context.Context, key Key, have *v1alpha1.WireguardPeers, want *v1alpha1.Spec) (verb string, err error) {
 	client := c.Client.WireguardPeers(c.Namespace)
+	var stored *v1alpha1.WireguardPeers
 	switch {
 	case want == nil:
 		uid := have.UID
@@ -96,7 +95,7 @@ func (c *Controller) put(ctx context.Context, key Key, have *v1alpha1.WireguardP
 		err = client.Delete(ctx, key.Object, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &have.ResourceVersion}})
 		if err == nil || apierrors.IsNotFound(err) {
 			c.ledger.Deleted(have)
-			return verb, nil, nil
+			return verb, nil
 		}
 	case have == nil:
 		verb = verbCreate
@@ -109,13 +108,13 @@ func (c *Controller) put(ctx context.Context, key Key, have *v1alpha1.WireguardP
 	}
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err) && have != nil:
-		return verb, nil, c.reread(ctx, key, have, err)
+		return verb, c.reread(ctx, key, have, err)
 	case err != nil:
-		return verb, nil, fmt.Errorf("%s %s: %w", verb, key.Object, err)
+		return verb, fmt.Errorf("%s %s: %w", verb, key.Object, err)
 	}
 	stored, _ = keepObject(stored)
 	c.ledger.Wrote(stored)
-	return verb, stored, nil
+	return verb, nil
 }
 
 // object returns the desired object.
@@ -153,11 +152,8 @@ func sizeOf(o *v1alpha1.WireguardPeers) int {
 	return rest + len(text)
 }
 
-// fingerprint returns a hash of what is written of an object; 0: it doesn't exist.
+// fingerprint returns a hash of what is written of an object.
 func fingerprint(o *v1alpha1.WireguardPeers) uint64 {
-	if o == nil {
-		return 0
-	}
 	// Neither a spec nor a label can be invalid JSON.
 	text, _ := json.Marshal([]any{o.Labels[v1alpha1.ClusterLabel], o.Spec})
 	sum := fnv.New64a()

@@ -148,23 +148,16 @@ func (c *Controller) set(cluster string) *set {
 	return s
 }
 
-// keepObject drops the managed fields, which may be larger than the object.
+// keepObject drops the managed fields, which may be larger than the object, and annotations.
 func keepObject(obj runtime.Object) (*v1alpha1.WireguardPeers, bool) {
 	o, ok := obj.(*v1alpha1.WireguardPeers)
 	if !ok {
 		return nil, false
 	}
 	o = o.DeepCopy()
-	by := kube.LastManager(o, fieldManager)
 	o.ManagedFields, o.Annotations = nil, nil
-	if by != "" {
-		o.Annotations = map[string]string{changedBy: by}
-	}
 	return o, true
 }
-
-// changedBy is the annotation of a cached object with the field manager that has changed it.
-const changedBy = "by"
 
 // metaOf names an object as the feed does.
 func metaOf(o *v1alpha1.WireguardPeers) keep.Meta {

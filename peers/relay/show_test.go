@@ -41,7 +41,7 @@ func TestStatusOfFaults(t *testing.T) {
 	rep := wellReport()
 	gcp := &rep.Clusters[1]
 	gcp.Incomplete, gcp.Failing = "1 of 17 nodes are missing", map[string]string{"gcp.n0": "update gcp.n0: forbidden"}
-	gcp.Overridden = []statuspage.Override{{Object: "gcp.n1", By: "kubectl-edit", Since: reporttest.Now, Next: reporttest.Now.Add(time.Minute)}}
+	gcp.Overridden = []statuspage.Override{{Object: "gcp.n1", Since: reporttest.Now, Next: reporttest.Now.Add(time.Minute)}}
 	got := reporttest.Run(t, StatusCommand(), rep)
 	const want = `semaphore-relay v1.2.3
 cluster aws
