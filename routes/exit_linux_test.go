@@ -31,6 +31,7 @@ func TestNothingLeavesByForeignRules(t *testing.T) {
 		rules   func(*netlink.Rule)
 		prepare func(*testing.T, *node) error // in the host's namespace
 		both    bool                          // takes packets of host and pod; else of one of the two
+		nft     bool                          // needs nft(8)
 	}{
 		"all":        {rules: func(*netlink.Rule) {}, both: true},
 		"iif":        {rules: func(r *netlink.Rule) { r.IifName = "cni0" }},
@@ -55,8 +56,8 @@ func TestNothingLeavesByForeignRules(t *testing.T) {
 				return flushOurs(unix.RT_TABLE_MAIN)
 			}},
 		"fwmark": {rules: func(r *netlink.Rule) { r.Mark = 7 }, both: true,
+			nft: true,
 			prepare: func(t *testing.T, _ *node) error {
-				needsNFT(t)
 				nft(t, `table inet others {
 					chain pre { type filter hook prerouting priority mangle; meta mark set 7; }
 					chain out { type route hook output priority mangle; meta mark set 7; }
@@ -69,6 +70,9 @@ func TestNothingLeavesByForeignRules(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if test.rules == nil {
 				skipWithoutVRF(t)
+			}
+			if test.nft {
+				needsNFT(t)
 			}
 			n := newNode(t)
 			tunnelled(t, n)

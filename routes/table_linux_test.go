@@ -227,12 +227,12 @@ func watchLookups(t *testing.T, devices []int, targets ...netip.Addr) (stop func
 				default:
 				}
 				device, err := lookup(handle, target)
-				for tries := 0; target.Is6() && errors.Is(err, unix.ENETUNREACH) && tries < 100; tries++ {
-					// A lookup in the IPv6 table whose result is released meanwhile returns
-					// the kernel's null route, with this error. That is no gap in the table:
-					// a lookup without a match would end at the default route, not in an
-					// error. The next lookup finds the new route, unless that is being
-					// replaced as well.
+				for tries := 0; target.Is6() && (err == nil && device == uplink || errors.Is(err, unix.ENETUNREACH)) && tries < 100; tries++ {
+					// A lookup in an IPv6 table whose result is released meanwhile gives the
+					// kernel's null route: at the last rule that is an error, before it the next
+					// rule decides (ip6_pol_route, __fib6_rule_action). The exit filter stops such
+					// a packet. The next lookup finds the new route, unless that is being replaced
+					// as well.
 					device, err = lookup(handle, target)
 				}
 				asked++
