@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -91,7 +92,8 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 		restored := peers.Around(cfg.PodSubnets, r.controller.State().Restored)
 		// As an earlier process has left them: the remote's nodes may not be on disk yet.
 		before, err := routes.Exempted(context.Background(), a.cfg.Mark, routes.Origin{Device: r.device.Name(), Subnets: cfg.PodSubnets}, cfg.ListenPort)
-		if err != nil && !errors.Is(err, routes.ErrNoFilter) {
+		// What can't be read without NET_ADMIN is what Preflight reports.
+		if err != nil && !errors.Is(err, routes.ErrNoFilter) && !errors.Is(err, fs.ErrPermission) {
 			return nil, err
 		}
 		for _, s := range cfg.PodSubnets {
