@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
+	"sync/atomic"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -37,29 +40,49 @@ func resourceOf(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructure
 
 // foreign finds objects of the same names that neither this tool nor its release has created.
 func foreign(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstructured) []fault {
-	var faults []fault
-	for _, o := range objects {
+	all := make([][]fault, len(objects))
+	_ = eachObject(objects, func(i int, o *unstructured.Unstructured) error {
+		add := func(what, remedy string) { all[i] = []fault{{cluster: c.Name, what: what, remedy: remedy}} }
 		interfaces, err := resourceOf(ctx, c, o)
 		if meta.IsNoMatchError(err) {
-			faults = append(faults, fault{cluster: c.Name, what: "it doesn't serve " + o.GroupVersionKind().String(), remedy: "upgrade Kubernetes"})
-			continue
+			add("it doesn't serve "+o.GroupVersionKind().String(), "upgrade Kubernetes")
+			return nil
 		}
 		if err != nil {
-			faults = append(faults, fault{cluster: c.Name, what: err.Error(), remedy: "check that the API server at " + c.Server + " answers"})
-			continue
+			add(err.Error(), "check that the API server at "+c.Server+" answers")
+			return nil
 		}
 		have, err := interfaces.Get(ctx, o.GetName(), metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
 		case err != nil:
-			faults = append(faults, fault{cluster: c.Name, what: fmt.Sprintf("read %s %s: %v", o.GetKind(), o.GetName(), err),
-				remedy: "check that the context " + c.Context + " may read it"})
+			add(fmt.Sprintf("read %s %s: %v", o.GetKind(), o.GetName(), err), "check that the context "+c.Context+" may read it")
 		case !manifests.Ours(have):
-			faults = append(faults, fault{cluster: c.Name, what: fmt.Sprintf("%s %s exists and wasn't created by semaphorectl", o.GetKind(), o.GetName()),
-				remedy: "delete it, or adopt a manual installation with --adopt"})
+			add(fmt.Sprintf("%s %s exists and wasn't created by semaphorectl", o.GetKind(), o.GetName()), "delete it, or adopt a manual installation with --adopt")
 		}
+		return nil
+	})
+	return slices.Concat(all...)
+}
+
+// atOnce is how many objects of a cluster are read at the same time.
+const atOnce = 8
+
+// eachObject calls do for all objects, some at the same time, and joins the errors.
+func eachObject(objects []*unstructured.Unstructured, do func(i int, o *unstructured.Unstructured) error) error {
+	errs := make([]error, len(objects))
+	var group errgroup.Group
+	group.SetLimit(atOnce)
+	for i, o := range objects {
+		group.Go(func() error {
+			if err := do(i, o); err != nil {
+				errs[i] = fmt.Errorf("%s %s: %w", o.GetKind(), o.GetName(), err)
+			}
+			return nil
+		})
 	}
-	return faults
+	_ = group.Wait() // errs has all errors.
+	return errors.Join(errs...)
 }
 
 // namespace creates the namespace, which isn't part of the release: that is kept there.
@@ -104,15 +127,16 @@ func movePools(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unst
 // drifted takes objects over from installations without Helm, and reports whether one of them is missing, or
 // has a field that isn't as Helm has applied it; with known it reports true without looking.
 func drifted(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstructured, known bool) (bool, error) {
-	var errs []error
-	for _, o := range objects {
-		did, err := drift(ctx, c, o, known)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s %s: %w", o.GetKind(), o.GetName(), err))
+	var found atomic.Bool
+	found.Store(known)
+	err := eachObject(objects, func(_ int, o *unstructured.Unstructured) error {
+		did, err := drift(ctx, c, o, found.Load())
+		if did {
+			found.Store(true)
 		}
-		known = known || did
-	}
-	return known, errors.Join(errs...)
+		return err
+	})
+	return found.Load(), err
 }
 
 func drift(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured, known bool) (bool, error) {
