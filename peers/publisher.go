@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -20,7 +21,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
-	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/peers/pods"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
@@ -222,22 +223,14 @@ type Publisher struct {
 	applied   bool      // once since start, to remove annotations of an earlier configuration
 	written   time.Time // last
 	before    string    // version of the node as it was observed then
-	wrote     map[string]string
-	repeated  bool              // a write was repeated, because another client had changed it
-	backoff   reconcile.Backoff // of further ones
-	retry     time.Time         // when the next one is due; zero: not known
-	due       time.Time         // of a delayed write; zero: none
+	wrote     uint64    // fingerprint of what was written then
+	past      *keep.Overrides[string]
+	due       time.Time // of a delayed write; zero: none
 	published atomic.Bool
 }
 
-const (
-	// seenWithin is the time in which a watch shows a write.
-	seenWithin = 10 * time.Second
-	// lasting is the time for which a write must last so that the next repetition doesn't wait.
-	lasting = time.Minute
-	// shortestRetry and longestRetry bound the wait for a repetition.
-	shortestRetry, longestRetry = 250 * time.Millisecond, 5 * time.Minute
-)
+// seenWithin is the time in which a watch shows a write.
+const seenWithin = 10 * time.Second
 
 // PublisherConfig describes a Publisher.
 type PublisherConfig struct {
@@ -254,7 +247,7 @@ type PublisherConfig struct {
 
 // NewPublisher returns a publisher.
 func NewPublisher(cfg PublisherConfig) *Publisher {
-	return &Publisher{nodes: cfg.Nodes, self: cfg.Self, publications: cfg.Publications, pods: cfg.Pods, virtual: cfg.PodSubnets, spacing: cfg.Spacing, log: cfg.Logger, backoff: reconcile.Backoff{Min: shortestRetry, Max: longestRetry}}
+	return &Publisher{nodes: cfg.Nodes, self: cfg.Self, publications: cfg.Publications, pods: cfg.Pods, virtual: cfg.PodSubnets, spacing: cfg.Spacing, log: cfg.Logger, past: keep.NewOverrides[string](cfg.Logger)}
 }
 
 // Published reports whether the node had all our annotations after the last pass.
@@ -290,41 +283,35 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 		}
 	}
 	complete := wrong == nil && pods != nil && !slices.ContainsFunc(publications, func(p Publication) bool { return !p.known() })
-	now, again := time.Now(), maps.Equal(want, p.wrote)
-	if p.retry.IsZero() && now.Sub(p.written) >= lasting {
-		p.repeated = false
-		p.backoff.Reset()
-	}
 	if len(changed) == 0 && p.applied {
 		p.published.Store(complete)
 		return wrong
 	}
-	if expiry := p.written.Add(seenWithin); self.Version != "" && self.Version == p.before && again && now.Before(expiry) {
+	now, sum := time.Now(), fingerprint(want)
+	if expiry := p.written.Add(seenWithin); self.Version != "" && self.Version == p.before && sum == p.wrote && now.Before(expiry) {
 		p.due = expiry // The watch doesn't show the write yet.
 		return wrong
 	}
-	if again && p.repeated {
-		if p.retry.IsZero() {
-			p.retry = p.written.Add(p.backoff.Next())
-		}
-		if now.Before(p.retry) {
-			p.published.Store(false)
-			p.due = p.retry
-			undone := statuspage.Override{Object: "annotations of node " + self.Name}
-			return errors.Join(wrong, errors.New(undone.String()))
-		}
+	override := statuspage.Override{Object: "annotations of node " + self.Name}
+	if wait := p.past.Wait(now, self.Name, override.Object, sum); wait > 0 {
+		p.published.Store(false)
+		p.due = now.Add(wait)
+		return errors.Join(wrong, errors.New(override.String()))
 	}
 	// Due is ignored after an error, whose back-off is longer anyway.
-	if next := p.written.Add(p.spacing); wrong == nil && time.Now().Before(next) {
+	if next := p.written.Add(p.spacing); wrong == nil && now.Before(next) {
 		p.due = next
 		return nil
 	}
-	p.written, p.before, p.wrote, p.repeated, p.retry = time.Now(), self.Version, want, again || p.repeated, time.Time{}
-	if err := p.apply(ctx, self.Name, self.UID, want); err != nil {
+	p.written, p.before, p.wrote = now, self.Version, sum
+	node, err := p.apply(ctx, self.Name, self.UID, want)
+	if err != nil {
 		p.published.Store(false)
-		p.before, p.wrote = "", nil
+		p.before, p.wrote = "", 0
 		return errors.Join(wrong, fmt.Errorf("publish on node %q: %w", self.Name, err))
 	}
+	changes := slices.ContainsFunc(slices.Collect(maps.Keys(want)), func(name string) bool { return node.Annotations[name] != want[name] })
+	p.past.Wrote(ctx, now, self.Name, override.Object, sum, !changes)
 	p.applied = true
 	p.published.Store(complete)
 	if len(changed) > 0 {
@@ -337,7 +324,7 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 // apply sets our annotations to exactly these by server-side apply. The UID keeps a node
 // that was deleted meanwhile from being created. Client-go's apply configurations would
 // link the schema of all of Kubernetes.
-func (p *Publisher) apply(ctx context.Context, node string, uid types.UID, annotations map[string]string) error {
+func (p *Publisher) apply(ctx context.Context, node string, uid types.UID, annotations map[string]string) (*corev1.Node, error) {
 	type metadata struct {
 		Name        string            `json:"name"`
 		UID         types.UID         `json:"uid"`
@@ -348,11 +335,19 @@ func (p *Publisher) apply(ctx context.Context, node string, uid types.UID, annot
 		Metadata metadata `json:"metadata"`
 	}{metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}, metadata{node, uid, annotations}})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	force := true
-	_, err = p.nodes.Patch(ctx, node, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: FieldManager, Force: &force})
-	return err
+	return p.nodes.Patch(ctx, node, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: FieldManager, Force: &force})
+}
+
+// fingerprint returns a hash of annotations.
+func fingerprint(annotations map[string]string) uint64 {
+	sum := fnv.New64a()
+	for _, name := range slices.Sorted(maps.Keys(annotations)) {
+		_, _ = fmt.Fprintf(sum, "%q=%q,", name, annotations[name])
+	}
+	return sum.Sum64()
 }
 
 // ofPods returns the names of the annotations that are the same for all remotes.
@@ -370,7 +365,7 @@ func (p *Publisher) Withdraw(ctx context.Context, node string) error {
 	if err != nil {
 		return fmt.Errorf("withdraw from node %q: %w", node, err)
 	}
-	if err := p.apply(ctx, node, self.UID, nil); err != nil {
+	if _, err := p.apply(ctx, node, self.UID, nil); err != nil {
 		return fmt.Errorf("withdraw from node %q: %w", node, err)
 	}
 	gone := map[string]any{}

@@ -361,7 +361,7 @@ func TestPublisherAppliesAsClientGoDoes(t *testing.T) {
 		}
 	}
 
-	if err := p.apply(t.Context(), "aws-1", "u1", nil); err != nil {
+	if _, err := p.apply(t.Context(), "aws-1", "u1", nil); err != nil {
 		t.Fatal(err)
 	}
 	check(`{"kind":"Node","apiVersion":"v1","metadata":{"name":"aws-1","uid":"u1"}}`)
