@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/icmp"
 	"golang.org/x/net/ipv4"
 	"golang.org/x/net/ipv6"
+	"golang.org/x/sys/unix"
 )
 
 // PingResult is the result of a series of echo requests.
@@ -42,10 +44,10 @@ func (h *Host) PingUntilReply(ctx context.Context, to netip.Addr, interval time.
 	return nil
 }
 
-// PingSeries sends an echo request at each interval until ctx ends, and waits up to a second for
-// the last replies.
+// PingSeries sends an echo request at each interval until ctx ends, and waits for the last replies
+// until none has come for five seconds: this machine may pause for some of them.
 func (h *Host) PingSeries(ctx context.Context, to netip.Addr, interval time.Duration) (PingResult, error) {
-	return h.pingSeries(ctx, to, interval, time.Second, func() {})
+	return h.pingSeries(ctx, to, interval, 5*time.Second, func() {})
 }
 
 // pingProtocol is how one family does echo (RFC 792, RFC 4443).
@@ -68,12 +70,15 @@ func (tb *Testbed) pingID() int { return int(uint16(tb.pings.Add(1))) }
 
 func (h *Host) pingSeries(ctx context.Context, to netip.Addr, interval, patience time.Duration, onReply func()) (PingResult, error) {
 	protocol := pingProtocolOf(to)
-	var socket *icmp.PacketConn
+	var socket *net.IPConn
 	if err := h.Space().Do(func() (err error) {
-		socket, err = icmp.ListenPacket(protocol.network, "")
+		socket, err = net.ListenIP(protocol.network, nil)
 		return err
 	}); err != nil {
 		return PingResult{}, fmt.Errorf("ping from %s: %w", h.Name, err)
+	}
+	if err := enlarge(socket); err != nil {
+		return PingResult{}, errors.Join(err, socket.Close())
 	}
 	id := h.tb.pingID()
 	var received atomic.Int64
@@ -115,6 +120,7 @@ func (h *Host) pingSeries(ctx context.Context, to netip.Addr, interval, patience
 	for late := time.After(patience); late != nil && int(received.Load()) < sent; {
 		select {
 		case <-replies:
+			late = time.After(patience)
 		case <-late:
 			late = nil
 		}
@@ -126,9 +132,22 @@ func (h *Host) pingSeries(ctx context.Context, to netip.Addr, interval, patience
 	return PingResult{Sent: sent, Received: int(received.Load()), LongestGap: max(gap.longest, end.Sub(gap.last))}, nil
 }
 
+// enlarge gives a socket a buffer for what comes while this process pauses.
+func enlarge(socket *net.IPConn) error {
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return err
+	}
+	failed := error(nil)
+	err = raw.Control(func(fd uintptr) {
+		failed = os.NewSyscallError("enlarge the buffer", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20))
+	})
+	return errors.Join(err, failed)
+}
+
 // listen reports each reply until the socket is closed, and returns the longest time between two
 // and when the last one came.
-func listen(socket *icmp.PacketConn, protocol pingProtocol, from netip.Addr, id int, start time.Time, onReply func()) (longest time.Duration, last time.Time) {
+func listen(socket *net.IPConn, protocol pingProtocol, from netip.Addr, id int, start time.Time, onReply func()) (longest time.Duration, last time.Time) {
 	buffer := make([]byte, 1500)
 	last = start
 	for {
