@@ -158,7 +158,7 @@ func (p *Pacer[K]) Take(key K, writes ...Write) []bool {
 	p.turns[key] = after
 	ready := p.next(now)
 	for i, w := range writes {
-		if t := after[w.Object]; t != nil && t.granted {
+		if t := after[w.Object]; w.Bytes > 0 && t != nil && t.granted {
 			granted[i] = true
 			delete(after, w.Object)
 		}

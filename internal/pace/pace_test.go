@@ -320,6 +320,22 @@ func TestTurnsOfAKey(t *testing.T) {
 	})
 }
 
+// TestObjectThatIsReplaced is deleted, and created again with the same name.
+func TestObjectThatIsReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := New(Config[string]{Cluster: Limit{1000, 1000}, Total: Limit{2000, 2000}, Ready: func(string) {}})
+		object := Write{Cluster: "gcp", Namespace: "shop", Object: "a"}
+		created := object
+		created.Bytes = 100
+		if got := p.Take("web", object, created); !slices.Equal(got, []bool{true, true}) {
+			t.Errorf("deletion and creation: %v", got)
+		}
+		if len(p.turns) > 0 {
+			t.Errorf("left %v", p.turns)
+		}
+	})
+}
+
 // TestNamesAreForgotten: what was written for objects that don't exist any more takes no memory.
 func TestNamesAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
