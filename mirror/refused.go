@@ -85,14 +85,9 @@ func newAnswers() answers {
 	return answers{unsupported: map[origin.Key]bool{}, deleted: map[origin.Key]bool{}, refused: map[origin.Key]map[objectName]refusal{}}
 }
 
-const (
-	// eventSpacing is the minimum time between two writes of a local service: until then the watch
-	// shows the first one, without which the second would fail.
-	eventSpacing = 25 * time.Millisecond
-	// importSpacing is the minimum time between the deletion of an import and its next write, so
-	// that a remote that creates and deletes an export all the time causes few of them.
-	importSpacing = 5 * time.Second
-)
+// importSpacing is the minimum time between the deletion of an import and its next write, so
+// that a remote that creates and deletes an export all the time causes few of them.
+const importSpacing = 5 * time.Second
 
 // spacing is called after each write of a local service: see keep.WriterConfig.
 func (l *answers) spacing(name string) time.Duration {
@@ -100,7 +95,7 @@ func (l *answers) spacing(name string) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !is || !l.deleted[k] {
-		return eventSpacing
+		return 0
 	}
 	delete(l.deleted, k)
 	return importSpacing
