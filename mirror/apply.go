@@ -38,8 +38,7 @@ const (
 )
 
 // applier applies changes. Each has the UID and the resource version of its object as
-// preconditions, so that objects that were replaced or changed meanwhile, by others or by a write
-// that the watch doesn't show yet, are never overwritten.
+// preconditions, so that objects that were replaced or changed by others are never overwritten.
 type applier struct {
 	client kube.Client
 	home   string // namespace of mirrors
@@ -54,7 +53,7 @@ type applier struct {
 // apply makes all changes, also after failures, and joins their errors. Changes that others
 // override wait; again is how long until the first of them is due, 0: none is. The error is
 // keep.ErrWaits if nothing has failed, and other changes wait for their turn. The cluster is that
-// of what isn't a slice. It updates the observed objects by the answers, for the changes that follow.
+// of what isn't a slice.
 func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], cluster string, have *Observed, want *Service, changes []Change) (again time.Duration, err error) {
 	objects, waits := make([]string, len(changes)), make([]time.Duration, len(changes))
 	for i := range changes {
@@ -79,13 +78,13 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], clust
 		}
 	}
 	var errs []error
-	var missing []string            // objects that could not be created, or deleted for another one
-	waiting, unsure := false, false // unsure: whether the Service of an import exists
-	late := map[netip.Addr]bool{}   // endpoints that another slice doesn't have yet
+	var missing []string // objects that could not be created, or deleted for another one
+	waiting := false
+	late := map[netip.Addr]bool{} // endpoints that another slice doesn't have yet
 	for i := range changes {
 		c := &changes[i]
-		if slices.ContainsFunc(missing, c.needs) || unsure && c.Object == anImport && c.Verb == verbPatch {
-			continue // it would lose the addresses of a Service that the watch doesn't show yet
+		if slices.ContainsFunc(missing, c.needs) {
+			continue
 		}
 		if wait := waits[i]; wait > 0 {
 			later(wait)
@@ -98,7 +97,6 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], clust
 				}
 			} else if c.Verb != verbPatch {
 				missing = append(missing, c.Object)
-				unsure = unsure || c.Object == aDerived
 			}
 			continue
 		}
@@ -108,7 +106,9 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], clust
 			if c.Verb != verbDelete || c.want == 0 { // another deletion is a part of a creation
 				past.Wrote(ctx, time.Now(), want.Name, objects[i], uint64(c.want), stored)
 			}
-			later(keep.Recheck)
+			if !stored {
+				later(keep.LongestWait) // no event says that it is to be written again
+			}
 			continue
 		}
 		if c.Verb != verbPatch {
@@ -117,7 +117,6 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], clust
 		err = fmt.Errorf("%s %s %s: %w", c.Verb, c.Object, c.Name, err)
 		if apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) {
 			err = fmt.Errorf("%w: %w", keep.ErrOutdated, err)
-			unsure = unsure || c.Object == aDerived
 		}
 		errs = append(errs, err)
 	}
@@ -183,14 +182,14 @@ func (a *applier) change(ctx context.Context, have *Observed, want *Service, c *
 func (a *applier) changeImport(ctx context.Context, k origin.Key, have *Observed, want *Service, c *Change) (response, error) {
 	switch c.Object {
 	case anImport:
-		return a.serviceImport(ctx, k, have, want, c)
+		return a.serviceImport(ctx, k, have.Import, want, c)
 	case importStatus:
-		return a.importStatus(ctx, k, have, want, c)
+		return a.importStatus(ctx, k, want, c)
 	case exportStatus:
 		return a.exportStatus(ctx, k, c)
 	}
 	var owner types.UID
-	switch i := have.Import; {
+	switch i := a.local.imports.Get(k.String()); {
 	case i != nil && i.ours && !i.going:
 		owner = types.UID(i.UID)
 	case c.Verb != verbDelete && (i != nil || c.Object != aDerived):
@@ -202,14 +201,23 @@ func (a *applier) changeImport(ctx context.Context, k origin.Key, have *Observed
 // changeObject makes one change of a Service or a slice. owner is the import of both, if it exists.
 func (a *applier) changeObject(ctx context.Context, k origin.Key, have *Observed, want *Service, c *Change, owner types.UID) (response, error) {
 	if c.Object == aSlice {
-		return a.slice(ctx, have, want, c, owner)
+		return a.slice(ctx, have.Slices[c.Name], want, c, owner)
 	}
-	return a.service(ctx, k, have, want, c, owner)
+	return a.service(ctx, k, have.Service, want, c, owner)
 }
 
 func exactly(o identity) metav1.DeleteOptions {
 	uid := types.UID(o.UID)
 	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &o.ResourceVersion}}
+}
+
+// deleted records a successful deletion, also of an object that doesn't exist.
+func deleted[T any](ledger *keep.Ledger[T], was *T, err error) error {
+	if err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	ledger.Deleted(was)
+	return nil
 }
 
 // mergePatch is a JSON merge patch (RFC 7386), in which null removes a field.
@@ -253,13 +261,12 @@ func patchOf[T any](ctx context.Context, patch func(context.Context, string, typ
 }
 
 // service writes a mirror, a global service or the derived one of an import.
-func (a *applier) service(ctx context.Context, k origin.Key, have *Observed, want *Service, c *Change, owner types.UID) (response, error) {
-	object := want.object(a.home, owner)
+func (a *applier) service(ctx context.Context, k origin.Key, have *ObservedService, want *Service, c *Change, owner types.UID) (response, error) {
+	object, ledger := want.object(a.home, owner), a.local.of(want.Name).services
 	api, name, log := a.client.Services(object.Namespace), object.Name, a.log.With("service", object.Name, "origin", want.Origin.String())
 	if c.Verb == verbDelete {
-		err := api.Delete(ctx, name, exactly(c.have))
+		err := deleted(ledger, have, api.Delete(ctx, name, exactly(c.have)))
 		if err == nil {
-			have.Service = nil
 			log.InfoContext(ctx, "service deleted", "reason", c.Why)
 		}
 		return response{}, err
@@ -290,7 +297,7 @@ func (a *applier) service(ctx context.Context, k origin.Key, have *Observed, wan
 	if c.Object == aDerived {
 		o = a.sums.observedDerived(made)
 	}
-	have.Service = o
+	ledger.Wrote(o)
 	log.InfoContext(ctx, "service written", "verb", c.Verb)
 	return response{o.sum, instead}, nil
 }
@@ -360,8 +367,8 @@ func owned(p mergePatch, owners []metav1.OwnerReference) mergePatch {
 }
 
 // slice writes a slice of a local service.
-func (a *applier) slice(ctx context.Context, have *Observed, want *Service, c *Change, owner types.UID) (response, error) {
-	w := sliceWriter{applier: a, want: want, c: c, name: c.Name, observed: a.sums.observedSlice}
+func (a *applier) slice(ctx context.Context, have *ObservedSlice, want *Service, c *Change, owner types.UID) (response, error) {
+	w := sliceWriter{applier: a, want: want, c: c, ledger: a.local.of(want.Name).slices, name: c.Name, observed: a.sums.observedSlice}
 	_, w.marks = marksOf(want.Name)
 	namespace := a.home
 	if k, is := importKey(want.Name); is {
@@ -378,21 +385,18 @@ type sliceWriter struct {
 	want     *Service
 	c        *Change
 	api      kube.Objects[*discoveryv1.EndpointSlice, *discoveryv1.EndpointSliceList]
+	ledger   *keep.Ledger[ObservedSlice]
 	name     string // of the object
 	observed func(*discoveryv1.EndpointSlice) *ObservedSlice
 	marks    *marks
 	owners   []metav1.OwnerReference // of a slice of an import
 }
 
-func (w *sliceWriter) write(ctx context.Context, have *Observed, owner types.UID) (response, error) {
+func (w *sliceWriter) write(ctx context.Context, have *ObservedSlice, owner types.UID) (response, error) {
 	c := w.c
 	if c.Verb == verbDelete {
 		w.log.DebugContext(ctx, "deleting endpoint slice", "service", w.want.Name, "slice", c.Name)
-		err := w.api.Delete(ctx, w.name, exactly(c.have))
-		if err == nil {
-			delete(have.Slices, c.Name)
-		}
-		return response{}, err
+		return response{}, deleted(w.ledger, have, w.api.Delete(ctx, w.name, exactly(c.have)))
 	}
 	var made *discoveryv1.EndpointSlice
 	var instead []string
@@ -407,7 +411,7 @@ func (w *sliceWriter) write(ctx context.Context, have *Observed, owner types.UID
 			}
 			return w.patch(ctx, o, how)
 		})
-		if kube.Refused(err) && have.Slices[c.Name] != nil {
+		if kube.Refused(err) && have != nil {
 			return w.withdraw(ctx, have, object), err
 		}
 	}
@@ -415,7 +419,7 @@ func (w *sliceWriter) write(ctx context.Context, have *Observed, owner types.UID
 		return response{}, err
 	}
 	o := w.observed(made)
-	have.Slices[c.Name] = o
+	w.ledger.Wrote(o)
 	w.log.DebugContext(ctx, "endpoint slice written", "service", w.want.Name, "slice", c.Name, "endpoints", len(made.Endpoints))
 	return response{o.sum, instead}, nil
 }
@@ -438,16 +442,16 @@ func (w *sliceWriter) patch(ctx context.Context, object *discoveryv1.EndpointSli
 
 // withdraw makes only the removals of a refused patch: an endpoint that isn't admitted must
 // not keep others from leaving. The caller reports the refusal.
-func (w *sliceWriter) withdraw(ctx context.Context, have *Observed, object *discoveryv1.EndpointSlice) response {
-	less, addresses := object.DeepCopy(), have.Slices[w.c.Name].Addresses
+func (w *sliceWriter) withdraw(ctx context.Context, have *ObservedSlice, object *discoveryv1.EndpointSlice) response {
+	less := object.DeepCopy()
 	less.Endpoints = slices.DeleteFunc(less.Endpoints, func(e discoveryv1.Endpoint) bool {
 		return slices.ContainsFunc(e.Addresses, func(text string) bool {
 			address, err := netip.ParseAddr(text)
-			return err != nil || !slices.Contains(addresses, address)
+			return err != nil || !slices.Contains(have.Addresses, address)
 		})
 	})
 	// Without an endpoint the service would be cut off for the sake of one that is refused.
-	if len(less.Endpoints) == len(object.Endpoints) || len(less.Endpoints) == len(addresses) || len(less.Endpoints) == 0 {
+	if len(less.Endpoints) == len(object.Endpoints) || len(less.Endpoints) == len(have.Addresses) || len(less.Endpoints) == 0 {
 		return response{}
 	}
 	made, err := w.patch(ctx, less, storing)
@@ -455,25 +459,24 @@ func (w *sliceWriter) withdraw(ctx context.Context, have *Observed, object *disc
 		return response{}
 	}
 	o := w.observed(made)
-	have.Slices[w.c.Name] = o
+	w.ledger.Wrote(o)
 	w.log.InfoContext(ctx, "endpoints withdrawn, while others are refused", "slice", w.c.Name, "endpoints", len(less.Endpoints))
 	return response{sum: o.sum}
 }
 
 // serviceImport writes a ServiceImport.
-func (a *applier) serviceImport(ctx context.Context, k origin.Key, have *Observed, want *Service, c *Change) (response, error) {
-	api := a.client.ServiceImports(k.Namespace)
+func (a *applier) serviceImport(ctx context.Context, k origin.Key, have *ObservedImport, want *Service, c *Change) (response, error) {
+	api, ledger := a.client.ServiceImports(k.Namespace), a.local.imports
 	if c.Verb == verbDelete {
-		err := api.Delete(ctx, k.Name, exactly(c.have))
+		err := deleted(ledger, have, api.Delete(ctx, k.Name, exactly(c.have)))
 		if err == nil {
-			have.Import = nil
 			a.local.answers.gone(k)
 			a.log.InfoContext(ctx, "service import deleted", "import", k.String(), "reason", c.Why)
 		}
 		return response{}, err
 	}
 	object := want.Imported.object(k)
-	if s := have.Service; s != nil && s.ours && (s.owner == "" || s.ownedBy(have.Import)) && !s.spec.Headless && !want.Spec.Headless {
+	if s := a.local.derived(k); c.Verb == verbCreate && s != nil && s.ours && s.owner == "" && !want.Spec.Headless {
 		object.Spec.IPs, object.Spec.IPFamilies = s.ips, s.families
 		c.want = a.sums.serviceImport(object)
 		want.Imported.sum = c.want
@@ -482,13 +485,13 @@ func (a *applier) serviceImport(ctx context.Context, k origin.Key, have *Observe
 		if c.Verb == verbCreate {
 			return api.Create(ctx, o, w.create())
 		}
-		return patchOf(ctx, api.Patch, k.Name, importPatch(c.have, have.Import, o), w)
+		return patchOf(ctx, api.Patch, k.Name, importPatch(c.have, have, o), w)
 	})
 	if err != nil {
 		return response{}, err
 	}
 	o := a.sums.observedImport(made)
-	have.Import = o
+	ledger.Wrote(o)
 	a.log.InfoContext(ctx, "service import written", "verb", c.Verb, "import", k.String(), "clusters", want.Clusters)
 	return response{o.sum, instead}, nil
 }
@@ -532,16 +535,19 @@ func versioned(have identity) mergePatch {
 }
 
 // importStatus writes the status of an import, as it is after earlier changes.
-func (a *applier) importStatus(ctx context.Context, k origin.Key, have *Observed, want *Service, c *Change) (response, error) {
-	now := have.Import
-	if now == nil {
-		return response{}, keep.ErrOutdated // its creation has failed
+func (a *applier) importStatus(ctx context.Context, k origin.Key, want *Service, c *Change) (response, error) {
+	ledger := a.local.imports
+	now := ledger.Get(k.String())
+	if now == nil || c.have.UID != "" && now.UID != c.have.UID {
+		return response{}, keep.ErrOutdated // the next pass has another one
 	}
 	with := *want.Imported
 	if with.IPs = now.spec.IPs; !with.Headless {
 		with.Unsupported = !a.local.answers.supported(k)
 	}
-	with.Rejected, with.Instead = a.local.answers.refusals(k, want, have)
+	is := a.local.imported.get(want)
+	is.Import, is.Service = now, a.local.derived(k)
+	with.Rejected, with.Instead = a.local.answers.refusals(k, want, &is)
 	st, differs := statusOf(now, &with)
 	if c.want = a.sums.status(st); !differs {
 		return response{sum: c.want}, nil
@@ -553,8 +559,9 @@ func (a *applier) importStatus(ctx context.Context, k origin.Key, have *Observed
 	if err != nil {
 		return response{}, err
 	}
-	have.Import = a.sums.observedImport(made)
-	return response{sum: a.sums.status(&have.Import.status)}, nil
+	o := a.sums.observedImport(made)
+	ledger.Wrote(o)
+	return response{sum: a.sums.status(&o.status)}, nil
 }
 
 // exportStatus writes the status of an export of the local cluster, whose feed shows it.
@@ -574,7 +581,7 @@ func (a *applier) warn(ctx context.Context, overridden []statuspage.Override, ha
 	if _, is := importKey(want.Name); is {
 		return nil // conditions of exports and imports say it
 	}
-	o := have.Service
+	o := a.local.home.services.Get(want.Name)
 	if want.Absent || o == nil || !o.ours {
 		return nil
 	}

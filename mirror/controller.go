@@ -173,7 +173,7 @@ func New(cfg Config) *Controller {
 	if cfg.MultiCluster {
 		kinds = append(kinds, published.Exported)
 	}
-	sums, local := newSummer(), newLocal()
+	sums, local := newSummer(), newLocal(c.trigger.Fire)
 	c.state = newState(clusters, kinds, cfg.Namespace, local, sums)
 	for _, name := range cfg.Departed {
 		c.state.departed[name] = true
@@ -246,6 +246,8 @@ func (c *Controller) due() (first time.Time) {
 			at(c.full[r.Name].Add(r.ResyncPeriod))
 		}
 	}
+	at(c.state.local.home.services.Due())
+	at(c.state.local.home.slices.Due())
 	return first
 }
 
@@ -253,9 +255,8 @@ func (c *Controller) due() (first time.Time) {
 // desired state to the writer. Without one it only computes their status. It makes no request and
 // never fails.
 func (c *Controller) Reconcile(context.Context) error {
-	names, shown, first := c.pass(time.Now())
-	if writer := c.leading(); writer != nil && !first {
-		writer.Shown(shown...)
+	names, first := c.pass(time.Now())
+	if c.leading() != nil && !first {
 		c.add(names...)
 		return nil
 	}
@@ -266,10 +267,9 @@ func (c *Controller) Reconcile(context.Context) error {
 	return nil
 }
 
-// pass updates the state, and returns the services that may have changed, and those of which a local
-// object has. The first one is that of existing objects alone, so that they have their part of each
-// quota before others.
-func (c *Controller) pass(now time.Time) (names, shown []string, first bool) {
+// pass updates the state, and returns the services that may have changed. The first one is that of
+// existing objects alone, so that they have their part of each quota before others.
+func (c *Controller) pass(now time.Time) (names []string, first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.state
@@ -277,16 +277,17 @@ func (c *Controller) pass(now time.Time) (names, shown []string, first bool) {
 	known := c.local.read(s)
 	zones, zonesKnown := c.local.readNodes(s)
 	if reported := c.local.readReports(s, now); !known || !reported {
-		return nil, nil, false
+		return nil, false
 	}
 	s.nodes(zones)
 	if !c.ready {
 		c.ready = true
+		s.local.update(now, s.touch)
 		s.wait(future(now, c.importAfter), future(now, c.removeAt))
 		names = s.take()
 		s.touchAll() // to be written
 		c.trigger.Fire()
-		return names, nil, true
+		return names, true
 	}
 	for _, src := range c.sources {
 		more, synced, stale := src.Read(func(drained bool) { s.drain(src.Cluster, drained) })
@@ -301,6 +302,7 @@ func (c *Controller) pass(now time.Time) (names, shown []string, first bool) {
 		}
 		c.multi.read(s)
 	}
+	s.local.update(now, s.touch)
 	s.wait(future(now, c.importAfter), future(now, c.removeAt))
 	for i := range c.cfg.Remotes {
 		if r := &c.cfg.Remotes[i]; r.ResyncPeriod > 0 && now.Sub(c.full[r.Name]) >= r.ResyncPeriod {
@@ -309,8 +311,7 @@ func (c *Controller) pass(now time.Time) (names, shown []string, first bool) {
 		}
 	}
 	c.judge(now)
-	shown, s.shown = s.shown, nil
-	return s.take(), shown, false
+	return s.take(), false
 }
 
 // future returns a time that has not passed; zero: it has.

@@ -57,7 +57,7 @@ type Change struct {
 //	| ours             | none        | delete                                                      |
 //	| a slice          | retained    | patch, if it has ports that must go                         |
 //
-// An import comes before what it owns, but a new Service before the import, which has its
+// An import comes before what it owns, but a new Service before a new import, which has its
 // addresses. Slices that get endpoints come before those that lose some.
 func (h summer) Diff(have *Observed, want *Service) []Change {
 	var changes []Change
@@ -79,7 +79,7 @@ func diffObjects(have *Observed, want *Service) []Change {
 		wanted = slices && !want.Spec.Headless
 	}
 	service := diffService(have, want, wanted)
-	if isImport && have.Service == nil {
+	if isImport && have.Import == nil && have.Service == nil {
 		changes = append(service, changes...)
 	} else {
 		changes = append(changes, service...)

@@ -9,6 +9,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
@@ -218,7 +219,7 @@ func TestDiffOfOneService(t *testing.T) {
 // TestSlicesOfOtherServicesAreRetained passes a slice of another service to Diff.
 func TestSlicesOfOtherServicesAreRetained(t *testing.T) {
 	slice := func(name, service string) *ObservedSlice {
-		return &ObservedSlice{identity: identity{Name: name, ours: true}, service: service}
+		return &ObservedSlice{identity: identity{Meta: keep.Meta{Name: name}, ours: true}, service: service}
 	}
 	have := Observed{Slices: map[string]*ObservedSlice{"its": slice("its", "web"), "another's": slice("another's", "api")}}
 	changes := newSummer().Diff(&have, &Service{Name: "web", Absent: true})

@@ -317,7 +317,7 @@ func TestEventsOfOneRemoteDontDelayAnothers(t *testing.T) {
 		for n := range flood/feeds.Part + 1 {
 			c.trigger.Fire()
 			<-c.trigger.C()
-			names, _, _ := c.pass(time.Now())
+			names, _ := c.pass(time.Now())
 			var more bool
 			select {
 			case <-c.trigger.C():

@@ -88,10 +88,9 @@ func (c *Controller) newMulticluster() *multicluster {
 // read updates the state of imports and their objects.
 func (m *multicluster) read(s *state) {
 	l := s.local
-	imports, known := m.imports.Changes()
-	services, servicesKnown := m.services.Changes()
-	slices, slicesKnown := m.slices.Changes()
-	l.observeImports(imports, services, slices, s.touchShown)
+	known := observe(m.imports, l.imports, byKey)
+	known = observe(m.services, l.imported.services, byKey) && known
+	known = observe(m.slices, l.imported.slices, byKey) && known
 	changes, synced := m.namespaces.Changes()
 	for _, c := range changes {
 		if c.After == nil {
@@ -103,7 +102,7 @@ func (m *multicluster) read(s *state) {
 			s.touchNamespace(c.Key)
 		}
 	}
-	if known = known && servicesKnown && slicesKnown && synced; known != s.importsKnown {
+	if known = known && synced; known != s.importsKnown {
 		s.importsKnown = known
 		s.touchAll()
 	}

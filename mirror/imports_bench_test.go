@@ -60,7 +60,7 @@ func newExportState(configs []clusterConfig) *state {
 	for _, c := range configs {
 		clusters = append(clusters, &cluster{name: c.name, local: c.local, prefix: c.prefix, quota: newQuota(Bounds{})})
 	}
-	s := newState(clusters, []published.Kind{exported}, home, newLocal(), newSummer())
+	s := newState(clusters, []published.Kind{exported}, home, newLocal(func() {}), newSummer())
 	s.importsKnown = true
 	s.local.namespaces["shop"] = &namespaceState{}
 	return s
@@ -122,6 +122,7 @@ func importEvents(n int) (event func()) {
 				s.written(k, want, &c)
 			}
 		})
+		s.local.update(s.now, s.touch)
 	}
 	write()
 	write()
@@ -146,15 +147,15 @@ func (s *state) written(k origin.Key, want *Service, c *Change) {
 		object := want.Imported.object(k)
 		object.UID, object.ResourceVersion = types.UID(k.String()), "1"
 		o := s.sums.observedImport(object)
-		l.observeImports([]kube.Change[ObservedImport]{{Key: o.Name, After: o}}, nil, nil, s.touch)
+		l.imports.Observe([]kube.Change[ObservedImport]{{Key: o.Name, After: o}}, true)
 	case aDerived:
 		object := want.object(home, types.UID(k.String()))
 		object.UID, object.Spec.ClusterIPs = "x", []string{"10.96.0.1"}
 		o := s.sums.observedDerived(object)
-		l.observeImports(nil, []kube.Change[ObservedService]{{Key: o.Name, After: o}}, nil, s.touch)
+		l.imported.services.Observe([]kube.Change[ObservedService]{{Key: o.Name, After: o}}, true)
 	case aSlice:
 		object := c.Slice.object(home, want, types.UID(k.String()))
 		o := s.sums.observedImportSlice(object)
-		l.observeImports(nil, nil, []kube.Change[ObservedSlice]{{Key: o.Name, After: o}}, s.touch)
+		l.imported.slices.Observe([]kube.Change[ObservedSlice]{{Key: o.Name, After: o}}, true)
 	}
 }

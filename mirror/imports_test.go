@@ -1,7 +1,6 @@
 package mirror
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
-	"github.com/kube-semaphore/kube-semaphore/internal/pace"
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
@@ -396,7 +394,8 @@ func TestImportsThatAreReadLastAreReconciled(t *testing.T) {
 	s.importsKnown = false
 	object := (&mcs.Import{Places: []mcs.Place{{Cluster: "aws"}}}).Object(k.Namespace, k.Name, nil, nil)
 	o := s.sums.observedImport(object)
-	s.local.observeImports([]kube.Change[ObservedImport]{{Key: o.Name, After: o}}, nil, nil, s.touch)
+	s.local.imports.Observe([]kube.Change[ObservedImport]{{Key: o.Name, After: o}}, true)
+	s.local.update(s.now, s.touch)
 	s.take()
 	s.importsKnown = true
 	s.touchAll()
@@ -584,26 +583,26 @@ func TestOwnersThatAreRemovedAgain(t *testing.T) {
 }
 
 // Objects may be deleted with their import, by the garbage collector, between a pass and the
-// write: their feeds will show it.
+// write: their feeds then no longer show them.
 func TestObjectsThatGoBeforeTheyAreDeleted(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakes) {
 		sums, k := newSummer(), origin.Key{Namespace: "shop", Name: "web"}
-		a := &applier{client: client(t, f.gcp), sums: sums, local: newLocal(), pace: pace.New(pace.Config[string]{}), log: slog.New(slog.DiscardHandler), count: func(string, string) {}}
+		a := &applier{client: client(t, f.gcp), sums: sums, local: newLocal(func() {}), log: slog.New(slog.DiscardHandler), count: func(string, string) {}}
 		w := &Service{Name: k.String(), Imported: &Imported{Import: mcs.Import{IPv4: true}}}
 		have := &Observed{
 			Import:  sums.observedImport((&mcs.Import{}).Object(k.Namespace, k.Name, nil, nil)),
 			Service: sums.observedDerived(w.object(home, "uid")),
-			Slices:  map[string]*ObservedSlice{"shop/web-1": {identity: identity{Name: "shop/web-1"}}},
+			Slices:  map[string]*ObservedSlice{"shop/web-1": {identity: identity{Meta: keep.Meta{Name: "shop/web-1"}}}},
 		}
 		want := &Service{Name: k.String(), Absent: true}
-		past := keep.NewOverrides[string](a.log)
-		_, err := a.apply(t.Context(), past, "aws", have, want, []Change{
+		for _, c := range []Change{
 			{Verb: verbDelete, Object: anImport, have: have.Import.identity},
 			{Verb: verbDelete, Object: aDerived, have: have.Service.identity},
 			{Verb: verbDelete, Object: aSlice, Name: "shop/web-1", have: have.Slices["shop/web-1"].identity},
-		})
-		if !errors.Is(err, keep.ErrOutdated) {
-			t.Error(err)
+		} {
+			if _, err := a.change(t.Context(), have, want, &c); err != nil {
+				t.Errorf("%s: %v", c.Object, err)
+			}
 		}
 	})
 }

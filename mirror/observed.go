@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,8 +22,7 @@ import (
 
 // identity has the common fields of observed objects.
 type identity struct {
-	Name, UID, ResourceVersion string
-
+	keep.Meta
 	sum sum
 	// ours is whether the object has our labels; foreign objects are never changed. going
 	// is whether it is being deleted, and waits for finalizers.
@@ -71,6 +71,10 @@ type ObservedImport struct {
 	age    int64 // generation
 }
 
+func (o *ObservedService) meta() keep.Meta { return o.Meta }
+func (o *ObservedSlice) meta() keep.Meta   { return o.Meta }
+func (o *ObservedImport) meta() keep.Meta  { return o.Meta }
+
 // has reports whether an import was computed from an export of a cluster.
 func (o *ObservedImport) has(cluster string) bool {
 	return slices.Contains(mcs.Exporting(o.places), cluster)
@@ -117,7 +121,7 @@ func isMadeSlice(s metav1.Object) bool {
 
 func (h summer) observedService(s *corev1.Service) *ObservedService {
 	o := &ObservedService{
-		identity:   identity{Name: s.Name, UID: string(s.UID), ResourceVersion: s.ResourceVersion, sum: h.service(s, &serviceMarks)},
+		identity:   identity{Meta: keep.Meta{Name: s.Name, UID: string(s.UID), ResourceVersion: s.ResourceVersion}, sum: h.service(s, &serviceMarks)},
 		id:         origin.ID{Cluster: s.Annotations[annotCluster], Key: origin.Key{Namespace: s.Annotations[annotNamespace], Name: s.Annotations[annotName]}},
 		prefix:     s.Labels[labelPrefix],
 		global:     isGlobal(s),
@@ -150,7 +154,7 @@ func (h summer) observedSlice(s *discoveryv1.EndpointSlice) *ObservedSlice {
 	}
 	o := &ObservedSlice{
 		identity: identity{
-			Name: s.Name, UID: string(s.UID), ResourceVersion: s.ResourceVersion, sum: h.slice(s, &sliceMarks),
+			Meta: keep.Meta{Name: s.Name, UID: string(s.UID), ResourceVersion: s.ResourceVersion}, sum: h.slice(s, &sliceMarks),
 			ours:  isMadeSlice(s),
 			going: s.DeletionTimestamp != nil, tracked: kube.Tracked(s, fieldManager),
 		},
@@ -178,7 +182,7 @@ func (h summer) observedSlice(s *discoveryv1.EndpointSlice) *ObservedSlice {
 func (h summer) observedImport(i *v1beta1.ServiceImport) *ObservedImport {
 	return &ObservedImport{
 		identity: identity{
-			Name: i.Namespace + "/" + i.Name, UID: string(i.UID), ResourceVersion: i.ResourceVersion,
+			Meta: keep.Meta{Name: i.Namespace + "/" + i.Name, UID: string(i.UID), ResourceVersion: i.ResourceVersion},
 			sum:  h.serviceImport(i),
 			ours: i.Labels[mcs.LabelImported] == labelValue, going: i.DeletionTimestamp != nil, tracked: kube.Tracked(i, fieldManager),
 		},
@@ -241,20 +245,27 @@ func (o *Observed) foreign(want *Service) []string {
 
 // objects are the Services and EndpointSlices of the mirror namespace, or those of all imports.
 type objects struct {
-	services *keep.Shown[ObservedService]
-	slices   *keep.Shown[ObservedSlice]
-	members  map[string]map[string]struct{} // slices by local service
+	services *keep.Ledger[ObservedService]
+	slices   *keep.Ledger[ObservedSlice]
+
+	mu      sync.RWMutex                   // the writer's workers call get during a pass
+	members map[string]map[string]struct{} // slices by local service
 }
 
-func newObjects() *objects {
-	return &objects{services: keep.NewShown[ObservedService](), slices: keep.NewShown[ObservedSlice](), members: map[string]map[string]struct{}{}}
+func newObjects(notify func()) *objects {
+	return &objects{
+		services: keep.NewLedger(keep.LedgerConfig[ObservedService]{Meta: (*ObservedService).meta, Notify: notify}),
+		slices:   keep.NewLedger(keep.LedgerConfig[ObservedSlice]{Meta: (*ObservedSlice).meta, Notify: notify}),
+		members:  map[string]map[string]struct{}{},
+	}
 }
 
-// observe adds changes of the watches, and calls touch with the local services of changed slices.
-func (x *objects) observe(services []kube.Change[ObservedService], slices []kube.Change[ObservedSlice], touch func(name string)) {
-	x.services.Observe(services)
-	x.slices.Observe(slices)
-	for _, c := range slices {
+// changed returns the changed Services, and calls touch with the local services of changed slices.
+func (x *objects) changed(touch func(name string)) []kube.Change[ObservedService] {
+	changes := x.slices.Changes()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, c := range changes {
 		if c.Before != nil {
 			leave(x.members, c.Before.service, c.Key)
 			touch(c.Before.service)
@@ -264,6 +275,7 @@ func (x *objects) observe(services []kube.Change[ObservedService], slices []kube
 			touch(c.After.service)
 		}
 	}
+	return x.services.Changes()
 }
 
 // get returns the observed state of a local service, and the objects with the names of its desired
@@ -275,9 +287,11 @@ func (x *objects) get(want *Service) Observed {
 			all[name] = s
 		}
 	}
+	x.mu.RLock()
 	for name := range x.members[want.Name] {
 		add(name)
 	}
+	x.mu.RUnlock()
 	for i := range want.Slices {
 		add(want.Slices[i].Name)
 	}
@@ -297,7 +311,7 @@ func (x *objects) of(name string) (all []*ObservedSlice) {
 // local has the objects of the local cluster.
 type local struct {
 	home, imported *objects
-	imports        *keep.Shown[ObservedImport]
+	imports        *keep.Ledger[ObservedImport]
 	namespaces     map[string]*namespaceState
 	answers        answers
 	// left are the places of the clusters of imports and global services that are gone.
@@ -307,9 +321,10 @@ type local struct {
 // namespaceState is whether a namespace is being deleted.
 type namespaceState struct{ going bool }
 
-func newLocal() *local {
+func newLocal(notify func()) *local {
 	return &local{
-		home: newObjects(), imported: newObjects(), imports: keep.NewShown[ObservedImport](),
+		home: newObjects(notify), imported: newObjects(notify),
+		imports:    keep.NewLedger(keep.LedgerConfig[ObservedImport]{Meta: (*ObservedImport).meta, Notify: notify}),
 		namespaces: map[string]*namespaceState{}, answers: newAnswers(), left: map[string][]mcs.Place{},
 	}
 }
@@ -322,26 +337,19 @@ func (l *local) of(name string) *objects {
 	return l.home
 }
 
-// observeHome adds changes of the mirror namespace, and calls touch with the local services of which
-// an object has changed.
-func (l *local) observeHome(services []kube.Change[ObservedService], slices []kube.Change[ObservedSlice], now time.Time, touch func(name string)) {
-	l.home.observe(services, slices, touch)
+// update calls touch with the local services of which an object has changed.
+func (l *local) update(now time.Time, touch func(name string)) {
+	services := l.home.changed(touch)
 	for _, c := range services {
 		touch(c.Key)
 		if c.After == nil && c.Before.global && c.Before.ours { // another client may have deleted it
 			l.leave(c.Key, c.Before.running("").Places, now)
 		}
 	}
-}
-
-// observeImports is observeHome for imports and their objects.
-func (l *local) observeImports(imports []kube.Change[ObservedImport], services []kube.Change[ObservedService], slices []kube.Change[ObservedSlice], touch func(name string)) {
-	l.imports.Observe(imports)
-	for _, c := range imports {
+	for _, c := range l.imports.Changes() {
 		touch(c.Key)
 	}
-	l.imported.observe(services, slices, touch)
-	for _, c := range services {
+	for _, c := range l.imported.changed(touch) {
 		for _, o := range []*ObservedService{c.Before, c.After} {
 			if o != nil && o.id.Name != "" {
 				touch(o.id.Key.String())

@@ -57,8 +57,10 @@ func events(t testing.TB, n int) (event func()) {
 			for _, c := range w.sums.Diff(have, want) {
 				w.putSlice(c.Slice.object(home, want, ""))
 				o := w.sums.observedSlice(w.slices[c.Name])
-				w.local.observeHome(nil, []kube.Change[ObservedSlice]{{Key: c.Name, Before: have.Slices[c.Name], After: o}}, w.now, w.touch)
+				w.local.home.slices.Wrote(o)
+				w.local.home.slices.Observe([]kube.Change[ObservedSlice]{{Key: c.Name, After: o}}, true)
 			}
 		})
+		w.local.update(w.now, w.touch)
 	}
 }

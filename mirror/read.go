@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
@@ -143,17 +144,26 @@ func (h *localFeeds) tasks() []run.Task {
 
 // read updates the state of the mirror namespace, and reports whether it is synced.
 func (h *localFeeds) read(s *state) (known bool) {
-	services, known := named(h.services)
-	slices, synced := named(h.slices)
-	s.local.observeHome(services, slices, s.now, s.touchShown)
-	return known && synced
+	services, slices := observe(h.services, s.local.home.services, byName), observe(h.slices, s.local.home.slices, byName)
+	return services && slices
 }
 
-// named returns the changes of a feed of one namespace, by name.
-func named[T any](feed *kube.Feed[T]) (changes []kube.Change[T], synced bool) {
-	changes, synced = feed.Changes()
-	for i := range changes {
-		_, changes[i].Key, _ = strings.Cut(changes[i].Key, "/")
+// observe passes the changes of a feed to a ledger, whose names are made of the keys of the feed.
+func observe[T any](feed *kube.Feed[T], ledger *keep.Ledger[T], name func(key string) string) (synced bool) {
+	changes, synced := feed.Changes()
+	if len(changes) == 0 && ledger.Synced() == synced {
+		return synced
 	}
-	return changes, synced
+	for i := range changes {
+		changes[i].Key = name(changes[i].Key)
+	}
+	ledger.Observe(changes, synced)
+	return synced
 }
+
+// byName names objects that are all of one namespace, byKey those of several ones.
+func byName(key string) string {
+	_, name, _ := strings.Cut(key, "/")
+	return name
+}
+func byKey(key string) string { return key }

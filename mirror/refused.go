@@ -59,11 +59,9 @@ func accepted[T interface{ DeepCopy() T }](object T, options []mcs.Option[T], wr
 
 // refusal is what the API server refuses of an object of an import.
 type refusal struct {
-	want    sum      // of the desired object, for which it holds
-	had     sum      // of the observed object, before the write and, until that is observed
-	got     sum      // after it
-	instead []string // see mcs.Accepted
-	err     string   // empty: not all of the object is refused
+	want, got sum      // of the desired and of the observed object, for which it holds
+	instead   []string // see mcs.Accepted
+	err       string   // empty: not all of the object is refused
 }
 
 // objectName names an object of an import, as a Change does.
@@ -140,7 +138,7 @@ func (l *answers) supported(k origin.Key) bool {
 
 // answered notes what became of a change of an import.
 func (l *answers) answered(k origin.Key, c *Change, done *response, err error) {
-	r := refusal{want: c.want, had: c.have.sum, got: done.sum, instead: done.instead}
+	r := refusal{want: c.want, got: done.sum, instead: done.instead}
 	switch {
 	case errors.Is(err, keep.ErrOutdated):
 		return
@@ -210,5 +208,5 @@ func (r *refusal) holds(of objectName, want *Service, have *Observed) bool {
 			is = o.sum
 		}
 	}
-	return wanted != 0 && wanted == r.want && (is == r.got || is == r.had)
+	return wanted != 0 && wanted == r.want && is == r.got
 }

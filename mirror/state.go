@@ -61,8 +61,6 @@ type state struct {
 	// them.
 	localMinimum int
 	changed      map[string]struct{}
-	// shown are those of changed of which a local object has changed.
-	shown []string
 }
 
 // newState returns an empty state with sets of the given kinds. home is the namespace of mirrors.
@@ -107,12 +105,6 @@ func (s *state) touch(name string) {
 	if name != "" {
 		s.changed[name] = struct{}{}
 	}
-}
-
-// touchShown marks a service as changed of which a local object has changed.
-func (s *state) touchShown(name string) {
-	s.touch(name)
-	s.shown = append(s.shown, name)
 }
 
 // touchAll marks all services as changed: published ones and those that exist.

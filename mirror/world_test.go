@@ -12,7 +12,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
@@ -81,7 +80,7 @@ func (w *world) restart(clusters ...clusterConfig) {
 	for _, c := range clusters {
 		all = append(all, &cluster{name: c.name, local: c.local, prefix: c.prefix, subnets: c.subnets, quota: newQuota(c.bounds), tier: c.tier})
 	}
-	w.state = newState(all, []published.Kind{mirrored, merged}, home, newLocal(), newSummer())
+	w.state = newState(all, []published.Kind{mirrored, merged}, home, newLocal(func() {}), newSummer())
 	w.plans = map[string]*Service{}
 	w.zones, w.survey, w.said = []string{""}, newSurvey(), map[setID]map[*origin.Slice]struct{}{}
 	w.show()
@@ -147,41 +146,27 @@ func (w *world) slicesOf(id setID) []*origin.Slice {
 	})
 }
 
-// show makes the watches show the objects.
+// show puts the objects into the ledgers.
 func (w *world) show() {
-	w.local.observeHome(
-		changesOf(w.local.home.services, w.services, w.sums.observedService),
-		changesOf(w.local.home.slices, w.slices, w.sums.observedSlice), w.now, w.touch)
+	observeAll(w.local.home.services, w.services, w.sums.observedService)
+	observeAll(w.local.home.slices, w.slices, w.sums.observedSlice)
+	w.local.update(w.now, w.touch)
 }
 
-// changesOf returns the changes from what was shown to objects.
-func changesOf[T any, O metav1.Object](shown *keep.Shown[T], objects map[string]O, observed func(O) *T) (changes []kube.Change[T]) {
-	was := map[string]*T{}
-	for _, o := range shown.All() {
-		was[identityOf(o).Name] = o
+func observeAll[O, T any](ledger *keep.Ledger[T], objects map[string]*O, observed func(*O) *T) {
+	var changes []kube.Change[T]
+	for _, o := range ledger.All() {
+		if name := metaOf(o).Name; objects[name] == nil {
+			changes = append(changes, kube.Change[T]{Key: name})
+		}
 	}
 	for name, o := range objects {
-		if before := was[name]; before == nil || identityOf(before).ResourceVersion != o.GetResourceVersion() {
-			changes = append(changes, kube.Change[T]{Key: name, Before: before, After: observed(o)})
-		}
-		delete(was, name)
+		changes = append(changes, kube.Change[T]{Key: name, After: observed(o)})
 	}
-	for name, before := range was {
-		changes = append(changes, kube.Change[T]{Key: name, Before: before})
-	}
-	return changes
+	ledger.Observe(changes, true)
 }
 
-func identityOf(o any) *identity {
-	switch o := o.(type) {
-	case *ObservedService:
-		return &o.identity
-	case *ObservedSlice:
-		return &o.identity
-	default:
-		panic(o)
-	}
-}
+func metaOf(o any) keep.Meta { return o.(interface{ meta() keep.Meta }).meta() }
 
 // mark returns the UID and the version that an API server gives an object that is written.
 func (w *world) mark(name string, uid types.UID) (types.UID, string) {

@@ -50,7 +50,7 @@ func (c *Controller) conditions() []event.Remote {
 			if sets[object].isNatural(object) {
 				continue
 			}
-			if taken, is := collision(object, sets[object], c.shown.Get); is {
+			if taken, is := collision(object, sets[object], c.ledger.Get); is {
 				remote.Conditions = append(remote.Conditions, taken)
 			}
 		}

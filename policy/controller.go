@@ -59,14 +59,14 @@ const followSpacing = 10 * time.Millisecond
 // state; only Lead writes.
 type Controller struct {
 	Config
-	shown    *keep.Shown[Observed]
+	ledger   *keep.Ledger[Observed]
 	owned    *owned
 	past     *keep.Overrides[Identity]
 	removals *removals
 	pacer    *pace.Pacer[Identity]
 	wrote    sync.Map // sets whose running reconciliation has written
 	sets     *kube.Feed[Observed]
-	changed  *reconcile.Trigger // of sets
+	changed  *reconcile.Trigger // of sets, or the ledger
 	loop     *reconcile.Loop
 	remotes  map[string]*remote // by name
 	known    atomic.Bool        // the local sets have been listed
@@ -80,13 +80,14 @@ type Controller struct {
 // New returns a controller. It makes no request.
 func New(cfg Config) *Controller {
 	c := &Controller{
-		Config: cfg, shown: keep.NewShown[Observed](), owned: newOwned(), past: keep.NewOverrides[Identity](cfg.Logger), removals: newRemovals(), changed: reconcile.NewTrigger(),
+		Config: cfg, owned: newOwned(), past: keep.NewOverrides[Identity](cfg.Logger), removals: newRemovals(), changed: reconcile.NewTrigger(),
 		remotes: map[string]*remote{}, since: map[string]time.Time{}, pools: statuspage.PoolFaults{Unknown: "not read since start"},
 	}
 	c.pacer = pace.New(pace.Config[Identity]{Cluster: cfg.Pace, Ready: func(id Identity) { c.enqueue(id) }})
+	c.ledger = keep.NewLedger(keep.LedgerConfig[Observed]{Meta: metaOf, Notify: c.changed.Fire})
 	c.sets = newSets(&c.Config, c.changed.Fire)
 	c.loop = reconcile.NewLoop(reconcile.Config{
-		Name: kube.NetworkSets, Trigger: c.changed, Reconcile: c.follow, MinInterval: followSpacing, Logger: cfg.Logger,
+		Name: kube.NetworkSets, Trigger: c.changed, Reconcile: c.follow, MinInterval: followSpacing, Due: c.ledger.Due, Logger: cfg.Logger,
 	})
 	for i := range cfg.Remotes {
 		c.remotes[cfg.Remotes[i].Rules.Cluster] = newRemote(cfg.Remotes[i], c)
@@ -98,20 +99,18 @@ func New(cfg Config) *Controller {
 // request and never fails.
 func (c *Controller) follow(ctx context.Context) error {
 	changes, synced := c.sets.Changes()
+	c.ledger.Observe(changes, synced)
 	if !synced {
 		return nil
 	}
-	c.shown.Observe(changes)
-	for _, change := range changes {
-		if change.After == nil {
+	for _, change := range c.ledger.Changes() {
+		o := c.ledger.Get(change.Key)
+		if o == nil {
 			c.removals.over(change.Key)
 		}
-		if id, ours := c.owned.observe(change.Key, change.After); ours {
+		if id, ours := c.owned.observe(change.Key, o); ours {
 			c.notice(ctx, id.Cluster)
-			if w := c.term(); w != nil {
-				w.Shown(id)
-				w.Add(id)
-			}
+			c.enqueue(id)
 		}
 	}
 	if !c.known.Swap(true) {

@@ -10,6 +10,7 @@ import (
 	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
@@ -183,4 +184,9 @@ func (o *Observed) equal(p *Observed) bool {
 		return o.Owned == p.Owned
 	}
 	return o.UID == p.UID && o.ResourceVersion == p.ResourceVersion
+}
+
+// metaOf returns the keep.Meta of an object.
+func metaOf(o *Observed) keep.Meta {
+	return keep.Meta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}
 }

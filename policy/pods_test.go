@@ -117,7 +117,7 @@ func TestBoundsHoldWhateverHappens(t *testing.T) {
 		pods := map[string]*Pod{}
 		count := func() (sets map[Identity][]netip.Addr, total int) {
 			sets = map[Identity][]netip.Addr{}
-			for _, o := range b.shown.All() {
+			for _, o := range b.ledger.All() {
 				sets[o.Identity] = o.Addrs
 				total += len(o.Addrs)
 			}

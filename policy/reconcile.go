@@ -3,6 +3,7 @@ package policy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -16,10 +17,12 @@ const (
 	writeTimeout = 15 * time.Second
 	// Bounds of the back-off of one set.
 	firstRetry, lastRetry = 100 * time.Millisecond, 30 * time.Second
+	// mostRounds is the maximum number of rounds of writes in one reconciliation. An address that
+	// moves between objects of a set takes two.
+	mostRounds = 4
 )
 
-// reconcile is the keep.Apply of a set: it makes the set's objects what they must be. If that takes
-// further writes, the events of these add the set again.
+// reconcile is the keep.Apply of a set: it makes the set's objects what they must be.
 func (c *Controller) reconcile(ctx context.Context, id Identity) error {
 	if !c.known.Load() {
 		return nil
@@ -28,13 +31,19 @@ func (c *Controller) reconcile(ctx context.Context, id Identity) error {
 	if r == nil {
 		return c.removeUnconfigured(ctx, id)
 	}
-	have, want, err := r.compare(id)
-	changes, again := Diff(have, want)
-	waits, writeErr := c.write(ctx, id, have, changes)
-	if err = errors.Join(err, writeErr); err == nil && !waits && !again {
-		r.written(id, want)
+	for range mostRounds {
+		have, want, err := r.compare(id)
+		changes, again := Diff(have, want)
+		waits, writeErr := c.write(ctx, id, have, changes)
+		switch err = errors.Join(err, writeErr); {
+		case err != nil, waits:
+			return err
+		case !again:
+			r.written(id, want)
+			return nil
+		}
 	}
-	return err
+	return fmt.Errorf("network set %v: not converged after %d rounds", id, mostRounds)
 }
 
 // removeUnconfigured removes the objects of a set of a cluster that isn't configured, usually a
@@ -56,14 +65,11 @@ func (c *Controller) removeUnconfigured(ctx context.Context, id Identity) error 
 	return err
 }
 
-// objects returns the objects of a set. It forgets those that don't exist: they are the set's again
-// once they are observed.
+// objects returns the objects of a set.
 func (c *Controller) objects(id Identity) map[string]*Observed {
 	have := map[string]*Observed{}
 	for _, name := range c.owned.objects(id) {
-		if o := c.shown.Get(name); o == nil {
-			c.owned.observe(name, nil)
-		} else if o.Owned {
+		if o := c.ledger.Get(name); o != nil && o.Owned {
 			have[name] = o
 		}
 	}
@@ -87,7 +93,7 @@ func (r *remote) compare(id Identity) (have map[string]*Observed, want []Object,
 	want, err = Desired(&v)
 	for i := range want {
 		name := want[i].Name
-		if o := r.c.shown.Get(name); have[name] == nil && o != nil {
+		if o := r.c.ledger.Get(name); have[name] == nil && o != nil {
 			have[name] = o // one that isn't taken
 		}
 	}
@@ -108,7 +114,7 @@ func (r *remote) take(id Identity, needed int) int {
 // another set. An object of ours whose set has no pods is adopted: another client has changed its
 // labels. Callers hold mu.
 func (r *remote) taken(id Identity, name string) bool {
-	o := r.c.shown.Get(name)
+	o := r.c.ledger.Get(name)
 	if o == nil {
 		return false
 	}

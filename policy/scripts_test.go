@@ -45,7 +45,7 @@ func (b *bench) store(name string, o *Observed) {
 		stored.ResourceVersion = fmt.Sprint(b.version)
 		o = &stored
 	}
-	b.shown.Observe([]kube.Change[Observed]{{Key: name, After: o}})
+	b.ledger.Observe([]kube.Change[Observed]{{Key: name, After: o}}, true)
 	b.owned.observe(name, o)
 }
 
@@ -165,14 +165,14 @@ func (s *script) rules(set map[string]string) {
 
 func (s *script) text() string {
 	var b strings.Builder
-	all := s.shown.All()
+	all := s.ledger.All()
 	slices.SortFunc(all, func(a, b *Observed) int { return cmp.Compare(a.Name, b.Name) })
 	for _, o := range all {
 		if !o.Owned {
 			continue
 		}
 		fmt.Fprintf(&b, "%s of %s/%s: %s\n", o.Name, o.Identity.Namespace, o.Identity.Name, cmp.Or(strings.Join(nets(o.Addrs), " "), "empty"))
-		if c, is := collision(o.Name, o.Identity, s.shown.Get); is {
+		if c, is := collision(o.Name, o.Identity, s.ledger.Get); is {
 			fmt.Fprintf(&b, "  %s\n", c.Message)
 		}
 	}

@@ -78,9 +78,9 @@ func (r *remote) status() statuspage.PolicyRemote {
 	}
 	r.mu.Unlock()
 	for name, id := range r.c.owned.all(func(cluster string) bool { return cluster == r.Rules.Cluster }) {
-		if o := r.c.shown.Get(name); o != nil {
+		if o := r.c.ledger.Get(name); o != nil {
 			set := statuspage.NetworkSet{Object: name, Namespace: id.Namespace, Name: id.Name, Addresses: len(o.Addrs)}
-			if taken, is := collision(name, id, r.c.shown.Get); is {
+			if taken, is := collision(name, id, r.c.ledger.Get); is {
 				set.NameTaken = taken.Message
 			}
 			st.Sets = append(st.Sets, set)

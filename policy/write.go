@@ -150,7 +150,7 @@ func (w *writer) patchOnce(ctx context.Context, c Change, tracked bool) error {
 	set, err := w.client.Patch(ctx, c.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-		err = outdated(err)
+		err = w.reread(ctx, c.Have, err)
 	case err != nil:
 		err = fmt.Errorf("patch network set %s: %w", c.Name, err)
 	}
@@ -162,7 +162,7 @@ func (w *writer) create(ctx context.Context, c Change) error {
 	set, err := w.client.Create(ctx, w.c.Labels.manifest(c.Want), metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: fieldValidation})
 	switch {
 	case apierrors.IsAlreadyExists(err):
-		err = outdated(err)
+		err = w.reread(ctx, &Observed{Object: *c.Want}, err)
 	case apierrors.IsNotFound(err):
 		w.c.Calico.Forget()
 		err = fmt.Errorf("%w anymore: %w", ErrNoCalico, err)
@@ -170,7 +170,7 @@ func (w *writer) create(ctx context.Context, c Change) error {
 		err = fmt.Errorf("create network set %s: %w", c.Name, err)
 	}
 	if err != nil {
-		w.c.owned.withdraw(c.Name, w.c.shown.Get(c.Name))
+		w.c.owned.withdraw(c.Name, w.c.ledger.Get(c.Name))
 	}
 	return w.wrote(ctx, verbCreate, c, set, err)
 }
@@ -181,8 +181,10 @@ func (w *writer) delete(ctx context.Context, c Change) error {
 		Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &c.Have.ResourceVersion},
 	})
 	switch {
-	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-		err = outdated(err)
+	case apierrors.IsConflict(err):
+		err = w.reread(ctx, c.Have, err)
+	case apierrors.IsNotFound(err):
+		err = nil
 	case err != nil:
 		err = fmt.Errorf("delete network set %s: %w", c.Name, err)
 	}
@@ -197,16 +199,33 @@ func (w *writer) wrote(ctx context.Context, verb string, c Change, set *calico.G
 		return err
 	}
 	stored := true
-	if set != nil {
+	if set == nil {
+		w.c.ledger.Deleted(c.Have)
+	} else {
 		o := w.c.Labels.observe(set)
 		stored = o.matches(c.Want)
+		w.c.ledger.Wrote(&o)
 		w.c.owned.give(c.Name, w.id)
 	}
 	w.c.past.Wrote(ctx, time.Now(), w.id, objectOf(c.Name), fingerprint(c.Want), stored)
 	w.c.removals.over(c.Name)
-	w.c.enqueueAfter(keep.Recheck, w.id)
+	if !stored { // No event says that it is to be written again.
+		w.c.enqueueAfter(keep.LongestWait, w.id)
+	}
 	return nil
 }
 
-// outdated returns the error of a write that was planned on a state which has changed since.
-func outdated(err error) error { return fmt.Errorf("%w: %w", keep.ErrOutdated, err) }
+// reread updates the ledger with the current state of an object, and returns ErrOutdated.
+func (w *writer) reread(ctx context.Context, was *Observed, why error) error {
+	set, err := w.client.Get(ctx, was.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		w.c.ledger.Deleted(was)
+	case err != nil:
+		return fmt.Errorf("read network set %s: %w", was.Name, err)
+	default:
+		o := w.c.Labels.observe(set)
+		w.c.ledger.Wrote(&o)
+	}
+	return fmt.Errorf("%w: %w", keep.ErrOutdated, why)
+}

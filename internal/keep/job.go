@@ -23,10 +23,7 @@ type job[K comparable] struct {
 
 	asked    time.Time     // when it is to run; zero: not added
 	since    time.Time     // when it was first added after its last success
-	earliest time.Time     // end of the spacing
-	retry    time.Time     // end of the back-off; zero: none
-	outdated time.Time     // end of its shortest back-off after ErrOutdated; zero: not outdated
-	shown    bool          // its objects have changed since the last Apply began
+	earliest time.Time     // end of spacing and back-off
 	started  time.Time     // zero: not running
 	waited   time.Duration // since it was due
 	waits    bool          // the last Apply returned ErrWaits
@@ -41,12 +38,11 @@ type tenant[K comparable] struct {
 	queue    workqueue.TypedDelayingInterface[K]
 	retries  workqueue.TypedRateLimiter[K]
 	failures kinds
-	retryMin time.Duration
 }
 
 func newTenant[K comparable](name string, cfg *WriterConfig[K]) *tenant[K] {
 	return &tenant[K]{
-		name: name, retryMin: cfg.RetryMin, queue: workqueue.NewTypedDelayingQueue[K](),
+		name: name, queue: workqueue.NewTypedDelayingQueue[K](),
 		retries: workqueue.NewTypedMaxOfRateLimiter(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[K](cfg.RetryMin, cfg.RetryMax),
 			&workqueue.TypedBucketRateLimiter[K]{Limiter: rate.NewLimiter(cfg.RetryRate, max(1, int(cfg.RetryRate)))},
@@ -67,18 +63,10 @@ func (j *job[K]) ask(due time.Time) {
 
 // due returns when a job runs, or is deleted.
 func (j *job[K]) due() time.Time {
-	due := j.earliest
-	retry := j.retry
-	if j.shown && !j.outdated.IsZero() {
-		retry = j.outdated
+	if j.asked.After(j.earliest) {
+		return j.asked
 	}
-	if retry.After(due) {
-		due = retry
-	}
-	if j.asked.After(due) {
-		due = j.asked
-	}
-	return due
+	return j.earliest
 }
 
 func (j *job[K]) enqueue(key K) { j.tenant.queue.AddAfter(key, time.Until(j.due())) }
@@ -86,7 +74,6 @@ func (j *job[K]) enqueue(key K) { j.tenant.queue.AddAfter(key, time.Until(j.due(
 // finish records the outcome of a run.
 func (j *job[K]) finish(ctx context.Context, key K, err error) {
 	t, before := j.tenant, j.kind
-	j.retry, j.outdated = time.Time{}, time.Time{}
 	switch {
 	case err == nil:
 		j.err, j.kind, j.since = nil, "", j.asked
@@ -97,13 +84,11 @@ func (j *job[K]) finish(ctx context.Context, key K, err error) {
 		err = nil
 	default:
 		j.kind = ""
-		now, outdated := time.Now(), errors.Is(err, ErrOutdated)
-		j.retry = now.Add(t.retries.When(key))
-		if outdated {
-			j.outdated = now.Add(t.retryMin)
+		if again := time.Now().Add(t.retries.When(key)); again.After(j.earliest) {
+			j.earliest = again
 		}
-		j.ask(j.retry)
-		if !outdated || t.retries.NumRequeues(key) > maxStaleRetries {
+		j.ask(j.earliest)
+		if !errors.Is(err, ErrOutdated) || t.retries.NumRequeues(key) > maxStaleRetries {
 			j.err, j.kind = err, reason(err)
 		}
 	}

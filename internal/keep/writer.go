@@ -21,9 +21,8 @@ import (
 //     meanwhile.
 //   - If a key has several objects, it continues after a failure, and joins the errors: a
 //     failed addition doesn't block a removal.
-//   - An error that wraps [ErrOutdated] means that the observed state was outdated: the key is
-//     retried after the back-off, or its shortest one once [Writer.Shown] says that the state has
-//     changed and the key is added, and that isn't a failure unless it is repeated.
+//   - An error that wraps [ErrOutdated] means that the observed state was outdated, and has
+//     been updated: it is retried soon, and isn't a failure unless it is repeated.
 //   - An error that wraps [ErrWaits] means that what is left to write waits for its turn, after
 //     which the caller adds the key again: it is pending until then, and isn't a failure.
 //   - ctx has the deadline WriterConfig.Timeout, and ends with Run's context. Apply returns
@@ -163,18 +162,6 @@ func (w *Writer[K]) AddAfter(wait time.Duration, keys ...K) {
 	}
 }
 
-// Shown says that a watch has shown changes of objects of keys: then Add waits for the end of the
-// shortest back-off after ErrOutdated, and no longer. Some of the objects may lag still.
-func (w *Writer[K]) Shown(keys ...K) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, key := range keys {
-		if j := w.jobs[key]; j != nil {
-			j.shown = true
-		}
-	}
-}
-
 // tenant is called with mu held.
 func (w *Writer[K]) tenant(name string) *tenant[K] {
 	t := w.tenants[name]
@@ -243,7 +230,7 @@ func (w *Writer[K]) begin(key K) *job[K] {
 		delete(w.jobs, key)
 		return nil
 	default:
-		j.started, j.waited, j.asked, j.waits, j.shown = now, now.Sub(due), time.Time{}, false, false
+		j.started, j.waited, j.asked, j.waits = now, now.Sub(due), time.Time{}, false
 		return j
 	}
 }

@@ -313,46 +313,6 @@ func TestErrOutdatedIsNoFailureUnlessRepeated(t *testing.T) {
 	})
 }
 
-// TestShownChangesEndTheBackOffOfAnOutdatedKey adds a key that fails again and again: only a change of
-// its objects is a reason to try again soon, if it was outdated.
-func TestShownChangesEndTheBackOffOfAnOutdatedKey(t *testing.T) {
-	failed := []string{"x/a@0s", "x/a@1s", "x/a@3s", "x/a@7s", "x/a@15s"}
-	for name, test := range map[string]struct {
-		err    error
-		during bool // the change is shown while Apply runs
-		next   string
-	}{
-		"shown afterwards":  {fmt.Errorf("patch: %w", ErrOutdated), false, "x/a@20s"},
-		"shown meanwhile":   {fmt.Errorf("patch: %w", ErrOutdated), true, "x/a@16s"},
-		"failed afterwards": {errors.New("no"), false, "x/a@31s"},
-		"failed meanwhile":  {errors.New("no"), true, "x/a@31s"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := start(t, WriterConfig[string]{RetryMin: time.Second})
-				calls := 0
-				b.set(func(context.Context, string) error {
-					if calls++; calls == len(failed) && test.during {
-						b.Shown("x/a")
-						b.Add("x/a")
-					}
-					return test.err
-				})
-				for range 200 {
-					b.Add("x/a") // for another reason
-					pass(100 * time.Millisecond)
-				}
-				if !test.during {
-					b.Shown("x/a")
-					b.Add("x/a")
-				}
-				pass(20 * time.Second)
-				wantCalls(t, b, append(slices.Clone(failed), test.next)...)
-			})
-		})
-	}
-}
-
 func TestWorkOfATermThatEndedIsNotStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, WriterConfig[string]{Timeout: time.Hour, StuckAfter: time.Minute})

@@ -34,13 +34,6 @@ func (c *Controller) apply(ctx context.Context, key Key) error {
 	}
 	set, have := c.set(key.Cluster), c.get(key)
 	want, due := set.next(key.Cluster, key.Object, c.counted(key.Cluster))
-	if have == nil {
-		if wait, forgotten := set.lapse(key.Object); forgotten {
-			c.write(0, countOf(key.Cluster))
-		} else if wait > 0 {
-			c.write(wait, key)
-		}
-	}
 	isCount := key == countOf(key.Cluster)
 	if isCount && due && want == nil && have != nil {
 		if err := c.forget(ctx, key.Cluster); err != nil {
@@ -83,18 +76,10 @@ func (c *Controller) change(ctx context.Context, key Key, have *v1alpha1.Wiregua
 	if !c.pace.Take(key, pace.Write{Cluster: key.Cluster, Object: key.Object, Bytes: size})[0] {
 		return false, fmt.Errorf("%s: %w", key.Object, keep.ErrWaits)
 	}
-	set, isCount := c.set(key.Cluster), key == countOf(key.Cluster)
-	if isCount {
-		set.write(true)
-	}
 	verb, err := c.put(ctx, key, have, want)
 	c.Metrics.wrote(key.Cluster, verb, err)
-	switch {
-	case err == nil:
+	if err == nil {
 		past.Wrote(ctx, time.Now(), key, key.Object, wanted, true)
-		c.write(keep.Recheck, key)
-	case isCount:
-		set.write(false)
 	}
 	return false, err
 }
@@ -102,26 +87,33 @@ func (c *Controller) change(ctx context.Context, key Key, have *v1alpha1.Wiregua
 // put creates, updates or deletes an object.
 func (c *Controller) put(ctx context.Context, key Key, have *v1alpha1.WireguardPeers, want *v1alpha1.Spec) (verb string, err error) {
 	client := c.Client.WireguardPeers(c.Namespace)
+	var stored *v1alpha1.WireguardPeers
 	switch {
 	case want == nil:
 		uid := have.UID
 		verb = verbDelete
 		err = client.Delete(ctx, key.Object, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &have.ResourceVersion}})
+		if err == nil || apierrors.IsNotFound(err) {
+			c.ledger.Deleted(have)
+			return verb, nil
+		}
 	case have == nil:
 		verb = verbCreate
-		_, err = client.Create(ctx, c.object(key, want), metav1.CreateOptions{FieldManager: fieldManager})
+		stored, err = client.Create(ctx, c.object(key, want), metav1.CreateOptions{FieldManager: fieldManager})
 	default:
 		verb = verbUpdate
 		o := c.object(key, want)
 		o.UID, o.ResourceVersion, o.ManagedFields = have.UID, have.ResourceVersion, kube.Untracked()
-		_, err = client.Update(ctx, o, metav1.UpdateOptions{FieldManager: fieldManager})
+		stored, err = client.Update(ctx, o, metav1.UpdateOptions{FieldManager: fieldManager})
 	}
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err) && have != nil:
-		return verb, fmt.Errorf("%w: %w", keep.ErrOutdated, err)
+		return verb, c.reread(ctx, key, have, err)
 	case err != nil:
 		return verb, fmt.Errorf("%s %s: %w", verb, key.Object, err)
 	}
+	stored, _ = keepObject(stored)
+	c.ledger.Wrote(stored)
 	return verb, nil
 }
 
@@ -134,6 +126,23 @@ func (c *Controller) object(key Key, want *v1alpha1.Spec) *v1alpha1.WireguardPee
 		},
 		Spec: *want,
 	}
+}
+
+// reread updates the ledger with the current state of an object, and returns ErrOutdated.
+func (c *Controller) reread(ctx context.Context, key Key, was *v1alpha1.WireguardPeers, why error) error {
+	o, err := c.Client.WireguardPeers(c.Namespace).Get(ctx, key.Object, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		if was != nil {
+			c.ledger.Deleted(was)
+		}
+	case err != nil:
+		return fmt.Errorf("read %s: %w", key.Object, err)
+	default:
+		o, _ = keepObject(o)
+		c.ledger.Wrote(o)
+	}
+	return fmt.Errorf("%w: %w", keep.ErrOutdated, why)
 }
 
 // sizeOf returns the size of an object in bytes, as etcd has it.

@@ -3,7 +3,7 @@
 //
 //	nodes of a cluster ─► source.pass ─► set ─┐
 //	                                      ▲   ├─► Writer ─► apply
-//	objects ─► follow ────────────────────┴───┘
+//	objects ─► Ledger ─► follow ──────────┴───┘
 //
 // Agents trust it for the form of what it stores, and for nothing else: their checks are the
 // same as for nodes that they read themselves.
@@ -68,9 +68,9 @@ func countOf(cluster string) Key { return Key{cluster, v1alpha1.CountName(cluste
 // Lead writes.
 type Controller struct {
 	Config
-	shown   *keep.Shown[v1alpha1.WireguardPeers]
+	ledger  *keep.Ledger[v1alpha1.WireguardPeers]
 	objects *kube.Feed[v1alpha1.WireguardPeers]
-	changed *reconcile.Trigger // of objects
+	changed *reconcile.Trigger // of objects, or the ledger
 	loop    *reconcile.Loop
 	order   []*source   // the local cluster first
 	known   atomic.Bool // the objects have been listed
@@ -85,9 +85,10 @@ type Controller struct {
 // New returns a controller. It makes no request.
 func New(cfg Config) *Controller {
 	c := &Controller{
-		Config: cfg, shown: keep.NewShown[v1alpha1.WireguardPeers](), changed: reconcile.NewTrigger(), sets: map[string]*set{}, past: keep.NewOverrides[Key](cfg.Logger),
+		Config: cfg, changed: reconcile.NewTrigger(), sets: map[string]*set{}, past: keep.NewOverrides[Key](cfg.Logger),
 	}
 	c.pace = newPacer(func(key Key) { c.write(0, key) })
+	c.ledger = keep.NewLedger(keep.LedgerConfig[v1alpha1.WireguardPeers]{Meta: metaOf, Notify: c.changed.Fire})
 	local := func() (kube.Client, error) { return cfg.Client, nil }
 	c.objects = kube.NewFeed(kube.WatchConfig[*v1alpha1.WireguardPeers]{
 		Cluster: cfg.Cluster, Kind: v1alpha1.Resource,
@@ -97,7 +98,7 @@ func New(cfg Config) *Controller {
 		Keep: keepObject, Notify: c.changed.Fire, Logger: cfg.Logger, Metrics: cfg.Watches,
 	})
 	c.loop = reconcile.NewLoop(reconcile.Config{
-		Name: v1alpha1.Resource, Trigger: c.changed, Reconcile: c.follow, MinInterval: followSpacing, Logger: cfg.Logger,
+		Name: v1alpha1.Resource, Trigger: c.changed, Reconcile: c.follow, MinInterval: followSpacing, Due: c.ledger.Due, Logger: cfg.Logger,
 	})
 	c.add(newSource(c, cfg.Cluster, local, kube.WatchConfig[*v1alpha1.Spec]{
 		ListWatch: kube.ListWatch(kube.Of(local, kube.Nodes), nil),
@@ -158,9 +159,14 @@ func keepObject(obj runtime.Object) (*v1alpha1.WireguardPeers, bool) {
 	return o, true
 }
 
+// metaOf names an object as the feed does.
+func metaOf(o *v1alpha1.WireguardPeers) keep.Meta {
+	return keep.Meta{Name: o.Namespace + "/" + o.Name, UID: string(o.UID), ResourceVersion: o.ResourceVersion}
+}
+
 // get returns an object as it is observed; nil: it doesn't exist.
 func (c *Controller) get(key Key) *v1alpha1.WireguardPeers {
-	return c.shown.Get(c.Namespace + "/" + key.Object)
+	return c.ledger.Get(c.Namespace + "/" + key.Object)
 }
 
 // counted returns the observed count of a cluster; negative: there is none.
@@ -174,12 +180,12 @@ func (c *Controller) counted(cluster string) int {
 // follow adds changed objects to the writer. It makes no request and never fails.
 func (c *Controller) follow(context.Context) error {
 	changes, synced := c.objects.Changes()
+	c.ledger.Observe(changes, synced)
 	if !synced {
 		return nil
 	}
-	c.shown.Observe(changes)
 	var keys []Key
-	for _, change := range changes {
+	for _, change := range c.ledger.Changes() {
 		o := change.After
 		if o == nil {
 			o = change.Before
@@ -188,8 +194,6 @@ func (c *Controller) follow(context.Context) error {
 		if count := countOf(key.Cluster); key != count {
 			c.set(key.Cluster).observe(o.Name, change.After != nil, o.Name != o.Spec.ObjectName())
 			keys = append(keys, count)
-		} else {
-			c.set(key.Cluster).write(false)
 		}
 		keys = append(keys, key)
 	}
@@ -197,9 +201,6 @@ func (c *Controller) follow(context.Context) error {
 		for _, s := range c.order {
 			s.trigger.Fire()
 		}
-	}
-	if w, _ := c.term(); w != nil {
-		w.Shown(keys...)
 	}
 	c.write(0, keys...)
 	return nil

@@ -18,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
@@ -348,117 +347,6 @@ func TestCountDeletedMeanwhile(t *testing.T) {
 		waits.Store(false)
 		elapse(time.Minute)
 		r.wants(t, 20)
-	})
-}
-
-// TestCountWhileTheWatchLags has nodes come and go while the watch of objects lags: after each write
-// the count is that of the objects at least, and in the end all is stored.
-func TestCountWhileTheWatchLags(t *testing.T) {
-	const seeds, rounds, stable = 20, 30, 5
-	for seed := range uint64(seeds) {
-		synctest.Test(t, func(t *testing.T) {
-			aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
-			fill(t, gcp, stable)
-			r := start(t, aws, gcp)
-			elapse(10 * time.Second)
-			r.wants(t, stable)
-			random, live := rand.New(rand.NewPCG(seed, 34)), map[int]struct{}{}
-			for range rounds {
-				lag := random.IntN(3) > 0
-				aws.Hook(func(h *kubetest.Hooks) {
-					if h.Lag = nil; lag {
-						h.Lag = kubetest.Lagging()
-					}
-					h.Answer = func(q kubetest.Request) {
-						nodes, _ := read(t, aws, "gcp")
-						if o := objects(aws)[v1alpha1.CountName("gcp")]; o == nil || o.Spec.Count < len(nodes) {
-							t.Errorf("seed %d: after %v there are %d objects, the count is %+v", seed, q, len(nodes), o)
-						}
-					}
-				})
-				for range random.IntN(4) {
-					if n := stable + random.IntN(4); random.IntN(2) > 0 {
-						gcp.Put(t, "nodes", node(n))
-						live[n] = struct{}{}
-					} else {
-						gcp.Remove("nodes", "", fmt.Sprintf("gcp-%d", n))
-						delete(live, n)
-					}
-				}
-				elapse(time.Duration(random.IntN(1500)) * time.Millisecond)
-			}
-			aws.Hook(func(h *kubetest.Hooks) { h.Lag = nil })
-			elapse(time.Minute)
-			r.wants(t, stable+len(live))
-			before := len(aws.Requests())
-			elapse(time.Minute)
-			for _, q := range aws.Requests()[before:] {
-				if q.Resource == v1alpha1.Resource {
-					t.Errorf("%v at rest", q)
-				}
-			}
-		})
-	}
-}
-
-// TestObjectsThatTheWatchShowsLate adds all objects all the time, while the watch doesn't show what was
-// written.
-func TestObjectsThatTheWatchShowsLate(t *testing.T) {
-	for name, change := range map[string]func(t *testing.T, gcp *kubetest.API) (want int){
-		"a node changes": func(t *testing.T, gcp *kubetest.API) int { gcp.Put(t, "nodes", node(1, moved(7))); return 3 },
-		"a node comes":   func(t *testing.T, gcp *kubetest.API) int { gcp.Put(t, "nodes", node(3)); return 4 },
-		"a node goes":    func(_ *testing.T, gcp *kubetest.API) int { gcp.Remove("nodes", "", "gcp-1"); return 2 },
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
-				fill(t, gcp, 3)
-				r := start(t, aws, gcp)
-				elapse(10 * time.Second)
-				before := writes(aws)
-				aws.Hook(func(h *kubetest.Hooks) { h.Lag = kubetest.Lagging() })
-				want := change(t, gcp)
-				for range 300 {
-					r.everything()
-					elapse(10 * time.Millisecond)
-				}
-				if n := writes(aws) - before; n < 1 || n > 5 {
-					t.Errorf("%d writes in 3 s, want those of a back-off", n)
-				}
-				aws.Hook(func(h *kubetest.Hooks) { h.Lag = nil })
-				elapse(time.Second)
-				r.wants(t, want)
-				before = writes(aws)
-				elapse(time.Hour)
-				if n := writes(aws) - before; n > 0 {
-					t.Errorf("%d writes at rest", n)
-				}
-				for _, cluster := range r.Status().Clusters {
-					if len(cluster.Overridden)+len(cluster.Failing) > 0 {
-						t.Errorf("%+v", cluster)
-					}
-				}
-			})
-		})
-	}
-}
-
-// TestObjectDeletedRightAfterItsCreation deletes an object before the watch has shown it.
-func TestObjectDeletedRightAfterItsCreation(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
-		fill(t, gcp, 3)
-		aws.Hook(func(h *kubetest.Hooks) {
-			h.Answer = func(q kubetest.Request) {
-				if q.Verb == kubetest.Create && q.Name == v1alpha1.NodeName("gcp", "gcp-1") {
-					aws.Remove(v1alpha1.Resource, namespace, q.Name)
-					aws.Hook(func(h *kubetest.Hooks) { h.Answer = nil })
-				}
-			}
-		})
-		r := start(t, aws, gcp)
-		elapse(5*time.Second + keep.Recheck)
-		r.wants(t, 3)
 	})
 }
 

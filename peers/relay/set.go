@@ -2,9 +2,7 @@ package relay
 
 import (
 	"sync"
-	"time"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 )
 
@@ -16,15 +14,14 @@ type set struct {
 	mu      sync.Mutex
 	known   bool                      // the nodes have been read since start
 	desired map[string]*v1alpha1.Spec // nodes, by name of their object
-	exist   map[string]time.Time      // objects with nodes; when the node of one went that isn't observed
+	exist   map[string]struct{}       // objects with nodes
 	old     map[string]struct{}       // other objects, as an earlier release has written them
 	both    int                       // desired nodes whose objects exist
 	waiting bool                      // nodes wait for the count
-	writing bool                      // the count was written, and isn't observed yet
 }
 
 func newSet(gone bool) *set {
-	return &set{gone: gone, desired: map[string]*v1alpha1.Spec{}, exist: map[string]time.Time{}, old: map[string]struct{}{}}
+	return &set{gone: gone, desired: map[string]*v1alpha1.Spec{}, exist: map[string]struct{}{}, old: map[string]struct{}{}}
 }
 
 // desire sets what is desired of a node's object; nil: it is not.
@@ -32,36 +29,13 @@ func (s *set) desire(object string, spec *v1alpha1.Spec) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, was := s.desired[object]
-	gone, exists := s.exist[object]
+	_, exists := s.exist[object]
 	if spec != nil {
 		s.desired[object] = spec
-		if exists && !gone.IsZero() {
-			delete(s.exist, object)
-			exists = false
-		}
 	} else {
 		delete(s.desired, object)
 	}
 	s.count(exists, was, spec != nil)
-	if spec == nil && was && !exists { // It may have been written.
-		s.exist[object] = time.Now()
-	}
-}
-
-// lapse forgets an object that isn't observed. It returns how long it may still exist, as its node
-// has just gone, and reports whether it has been forgotten.
-func (s *set) lapse(object string) (wait time.Duration, forgotten bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	gone, exists := s.exist[object]
-	if !exists || s.desired[object] != nil {
-		return 0, false
-	}
-	if wait = time.Until(gone.Add(keep.Recheck)); wait > 0 {
-		return wait, false
-	}
-	delete(s.exist, object)
-	return 0, true
 }
 
 // observe sets whether an object exists, and whether it has the form of this release.
@@ -76,16 +50,9 @@ func (s *set) observe(object string, exists, old bool) {
 	case exists && old:
 		s.old[object] = struct{}{}
 	case exists:
-		s.exist[object] = time.Time{}
+		s.exist[object] = struct{}{}
 	}
 	s.count(desired, was, exists && !old)
-}
-
-// write sets whether the count was written, and isn't observed yet. Until then it isn't known.
-func (s *set) write(unobserved bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.writing = unobserved
 }
 
 // count updates both. Callers hold mu.
@@ -121,9 +88,6 @@ func (s *set) next(cluster, object string, counted int) (want *v1alpha1.Spec, du
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	isCount := object == v1alpha1.CountName(cluster)
-	if s.writing {
-		counted = -1
-	}
 	switch {
 	case s.gone:
 		return nil, true
@@ -150,7 +114,7 @@ func (s *set) next(cluster, object string, counted int) (want *v1alpha1.Spec, du
 func (s *set) ready(counted int) (objects []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.waiting && !s.writing && counted >= s.either() {
+	if s.waiting && counted >= s.either() {
 		s.waiting = false
 		for object := range s.desired {
 			if _, exists := s.exist[object]; !exists {
@@ -171,13 +135,12 @@ func (s *set) all() (objects []string) {
 	for object := range s.desired {
 		objects = append(objects, object)
 	}
-	for object := range s.exist {
-		if s.desired[object] == nil {
-			objects = append(objects, object)
+	for _, others := range []map[string]struct{}{s.exist, s.old} {
+		for object := range others {
+			if s.desired[object] == nil {
+				objects = append(objects, object)
+			}
 		}
-	}
-	for object := range s.old {
-		objects = append(objects, object)
 	}
 	return objects
 }

@@ -76,18 +76,12 @@ type Hooks struct {
 	Silent func(Request) bool
 	// Before is called before each write that doesn't fail, Answer before its answer.
 	Before, Answer func(Request)
-	// Lag reports whether watches of a resource show nothing, and later what has changed
-	// meanwhile.
-	Lag func(resource string) bool
+	// Mute makes watches omit changes that are made while it is set.
+	Mute bool
 	// Opening is how long it takes to open a watch.
 	Opening time.Duration
 	// Read returns the error of a list or watch; nil: it succeeds.
 	Read func(resource string) *metav1.Status
-}
-
-// Lagging returns a Hooks.Lag for some resources; none: for all.
-func Lagging(resources ...string) func(resource string) bool {
-	return func(resource string) bool { return len(resources) == 0 || slices.Contains(resources, resource) }
 }
 
 // Failure returns an error for Hooks.Fail.
@@ -127,13 +121,6 @@ func (a *API) Hook(change func(*Hooks)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	change(&a.hooks)
-	a.wake()
-}
-
-// wake makes watches look for events; the caller holds the lock.
-func (a *API) wake() {
-	close(a.changed)
-	a.changed = make(chan struct{})
 }
 
 // Stop breaks all connections, and refuses others until Start.
@@ -422,6 +409,9 @@ func (a *API) remove(resource string, have *unstructured.Unstructured) {
 // record notes an event, in which watches show the object; before and after are nil where there
 // is none. The caller holds the lock.
 func (a *API) record(resource string, object, before, after *unstructured.Unstructured) {
+	if a.hooks.Mute {
+		return
+	}
 	e := event{version: a.version, resource: resource, object: object.DeepCopy()}
 	if before != nil {
 		e.before = labels.Merge(before.GetLabels(), nil)
@@ -430,7 +420,8 @@ func (a *API) record(resource string, object, before, after *unstructured.Unstru
 		e.after = labels.Merge(after.GetLabels(), nil)
 	}
 	a.history = append(a.history, e)
-	a.wake()
+	close(a.changed)
+	a.changed = make(chan struct{})
 }
 
 // selection is which objects of a resource a request asks for.
@@ -586,12 +577,9 @@ func (a *API) watch(w http.ResponseWriter, r *http.Request, resource, namespace 
 	}
 	for r.Context().Err() == nil {
 		a.mu.Lock()
-		var events []event
-		if lag := a.hooks.Lag; lag == nil || !lag(resource) {
-			first, _ := slices.BinarySearchFunc(a.history, from+1, func(e event, version int) int { return e.version - version })
-			events = slices.Clone(a.history[first:])
-			from = a.version
-		}
+		first, _ := slices.BinarySearchFunc(a.history, from+1, func(e event, version int) int { return e.version - version })
+		events := slices.Clone(a.history[first:])
+		from = a.version
 		changed := a.changed
 		a.mu.Unlock()
 		for _, e := range events {
