@@ -310,10 +310,13 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 		p.before, p.wrote = "", 0
 		return errors.Join(wrong, fmt.Errorf("publish on node %q: %w", self.Name, err))
 	}
-	changes := slices.ContainsFunc(slices.Collect(maps.Keys(want)), func(name string) bool { return node.Annotations[name] != want[name] })
-	p.past.Wrote(ctx, now, self.Name, override.Object, sum, !changes)
+	altered := slices.ContainsFunc(slices.Collect(maps.Keys(want)), func(name string) bool { return node.Annotations[name] != want[name] })
+	p.past.Wrote(ctx, now, self.Name, override.Object, sum, !altered)
 	p.applied = true
-	p.published.Store(complete)
+	p.published.Store(complete && !altered)
+	if altered {
+		return errors.Join(wrong, errors.New(override.String()))
+	}
 	if len(changed) > 0 {
 		slices.Sort(changed)
 		p.log.Info("published", "node", self.Name, "annotations", changed)

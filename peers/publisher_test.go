@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
@@ -332,6 +333,8 @@ func TestPublisherAppliesAsClientGoDoes(t *testing.T) {
 		w.Header().Set("Content-Type", "application/json")
 		if r.Method == http.MethodPatch {
 			sent <- request{r.Method, r.URL.String(), string(body), r.Header}
+			_, _ = w.Write(body) // as it is stored
+			return
 		}
 		_, _ = w.Write([]byte(`{"kind":"Node","apiVersion":"v1","metadata":{"name":"aws-1","uid":"u1"}}`))
 	}))
@@ -420,6 +423,39 @@ func TestPublisherRetainsUnknown(t *testing.T) {
 		"merit.wireguard.semaphore.uw.io/pubKey":   key(2).String(),
 		"merit.wireguard.semaphore.uw.io/endpoint": "10.66.23.31:51821",
 	}, true)
+}
+
+// admission removes an annotation from each write.
+type admission struct{ Nodes }
+
+func (a admission) Patch(ctx context.Context, name string, of types.PatchType, data []byte, options metav1.PatchOptions, subresources ...string) (*corev1.Node, error) {
+	n, err := a.Nodes.Patch(ctx, name, of, data, options, subresources...)
+	if err == nil {
+		n = n.DeepCopy()
+		delete(n.Annotations, PublicKeyAnnotation("gcp"))
+	}
+	return n, err
+}
+
+// TestPublisherReportsWhatAdmissionChanges has an admission policy that removes an annotation of each
+// write: the node isn't published, and the write isn't repeated soon.
+func TestPublisherReportsWhatAdmissionChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := fake.NewClientset(kubernetesNode("10.66.23.31"))
+		p := NewPublisher(PublisherConfig{
+			Pods: func() *pods.Known { return &pods.Known{} }, Nodes: admission{client.CoreV1().Nodes()}, Publications: func() []Publication { return publications },
+			Logger: slog.New(slog.DiscardHandler), Self: func() (Self, bool) { return TrimSelf(kubernetesNode("10.66.23.31")), true },
+		})
+		for range 60 {
+			if err := p.Reconcile(t.Context()); err == nil || p.Published() {
+				t.Fatalf("published: %v, error %v", p.Published(), err)
+			}
+			time.Sleep(time.Minute)
+		}
+		if n := writes(client); n < 4 || n > 7 {
+			t.Errorf("%d writes in an hour, want one each ten minutes", n)
+		}
+	})
 }
 
 // TestPublisherWaitsForOneThatRemovesAnnotations has a client that removes annotations after

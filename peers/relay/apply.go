@@ -78,10 +78,15 @@ func (c *Controller) change(ctx context.Context, key Key, have *v1alpha1.Wiregua
 	}
 	verb, err := c.put(ctx, key, have, want)
 	c.Metrics.wrote(key.Cluster, verb, err)
-	if err == nil {
-		past.Wrote(ctx, time.Now(), key, key.Object, wanted, true)
+	if err != nil {
+		return false, err
 	}
-	return false, err
+	stored := matches(c.get(key), want)
+	past.Wrote(ctx, time.Now(), key, key.Object, wanted, stored)
+	if !stored { // No event says that it is to be written again.
+		c.write(keep.LongestWait, key)
+	}
+	return false, nil
 }
 
 // put creates, updates or deletes an object.

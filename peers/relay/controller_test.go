@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
@@ -720,6 +721,43 @@ func TestOverriddenObject(t *testing.T) {
 		if st := r.Status(); len(st.Clusters[1].Overridden) != 1 {
 			t.Errorf("status %+v", st.Clusters[1])
 		}
+	})
+}
+
+// TestObjectThatAdmissionChanges has an admission policy that changes each write of an object.
+func TestObjectThatAdmissionChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
+		aws.Hook(func(h *kubetest.Hooks) {
+			h.Admit = func(r kubetest.Request, o *unstructured.Unstructured) *metav1.Status {
+				if r.Name == "gcp.gcp-1" || o.GetName() == "gcp.gcp-1" {
+					unstructured.RemoveNestedField(o.Object, "spec", "endpoint")
+				}
+				return nil
+			}
+		})
+		fill(t, gcp, 5)
+		r := start(t, aws, gcp)
+		elapse(5 * time.Second)
+		before := writes(aws)
+		overridden := func(want int) {
+			t.Helper()
+			if st := r.Status(); len(st.Clusters[1].Overridden) != want {
+				t.Errorf("status %+v", st.Clusters[1])
+			}
+		}
+		overridden(1)
+		elapse(time.Hour)
+		if n := writes(aws) - before; n < 4 || n > 7 {
+			t.Errorf("%d writes in an hour, want one each ten minutes", n)
+		}
+		overridden(1)
+		aws.Hook(func(h *kubetest.Hooks) { h.Admit = nil })
+		elapse(keep.LongestWait)
+		if o := objects(aws)["gcp.gcp-1"]; o.Spec.Endpoint == "" {
+			t.Error("not repaired once the policy has ended")
+		}
+		overridden(0)
 	})
 }
 
