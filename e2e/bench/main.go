@@ -81,7 +81,7 @@ func exit(err error) {
 
 // parts are what can be asked for by name, in the order in which they run.
 func parts() []string {
-	return []string{"throughput", "narrow", "restart", "filter", "overlap", "nodes", "blocks", "live", "moves", "churn", "relay-memory", "relay-changes"}
+	return []string{"throughput", "filter", "overlap", "nodes", "blocks", "live", "moves", "relay-memory", "relay-changes"}
 }
 
 func parse(args []string) (options, error) {
@@ -119,7 +119,7 @@ func run(ctx context.Context, opts options) (err error) {
 		return err
 	}
 	started := time.Now()
-	if b.wants("throughput") || b.wants("narrow") || b.wants("restart") || b.wants("filter") {
+	if b.wants("throughput") || b.wants("filter") {
 		err = b.inTestbed(ctx, b.pairOfNodes)
 	}
 	if err == nil && b.wants("overlap") {
@@ -136,9 +136,6 @@ func run(ctx context.Context, opts options) (err error) {
 	}
 	if err == nil && b.wants("moves") {
 		err = b.inTestbed(ctx, b.moves)
-	}
-	if err == nil && b.wants("churn") {
-		err = b.inTestbed(ctx, b.churn)
 	}
 	if err == nil && b.wants("relay-memory") {
 		err = b.inTestbed(ctx, b.relayMemory)

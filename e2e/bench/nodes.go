@@ -67,7 +67,7 @@ func (b *bench) manyNodes(ctx context.Context, a *arena) error {
 		return err
 	}
 	s.plain.routes = remote.PodSubnets
-	return errors.Join(s.startup(ctx), s.load(ctx), s.latency(ctx))
+	return errors.Join(s.startup(ctx), s.latency(ctx))
 }
 
 // startAgent starts the agent and returns how long it took until all of the
@@ -221,69 +221,4 @@ func (s *scale) scatter(ctx context.Context, log *journal) error {
 		return err
 	}
 	return measure.Pause(ctx, settling)
-}
-
-// load measures processor time while nodes report, and while nodes change.
-func (s *scale) load(ctx context.Context) (err error) {
-	_, log, err := s.startAgent(ctx, "info")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.stopAgent(ctx)) }()
-	if err := s.scatter(ctx, log); err != nil {
-		return err
-	}
-	if _, err := s.startPlain(ctx); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.plain.stop(ctx)) }()
-	if err := measure.Pause(ctx, settling); err != nil {
-		return err
-	}
-	what := fmt.Sprintf("CPU, %d nodes report", len(s.crowd.members))
-	if err := s.compareCPU(ctx, what, func(int, time.Duration) error { return nil }); err != nil {
-		return err
-	}
-	return s.compareCPU(ctx, fmt.Sprintf("CPU, %d nodes/s change", changesPerSecond), func(round int, d time.Duration) error {
-		_, err := s.change(ctx, round, d, nil)
-		return err
-	})
-}
-
-// window is how long processor time is taken for one pair: as long as it takes
-// wireguard-go, whose peers were added at the same time, to try each once, the
-// mean of what is added at random (RekeyTimeoutJitterMaxMs) included.
-const window = scatterTime + 167*time.Millisecond
-
-// compareCPU compares processor time while do runs, beside the reports of
-// kubelets.
-func (s *scale) compareCPU(ctx context.Context, what string, do func(round int, d time.Duration) error) error {
-	var used []pair
-	for i := range s.pairs {
-		oursBefore, oursErr := cpuOfAgents(s.agent)
-		besideBefore, besideErr := cpuOf(s.plain.process.PID())
-		if err := errors.Join(oursErr, besideErr); err != nil {
-			return err
-		}
-		start := time.Now()
-		working := make(chan error, 1)
-		go func() { working <- do(i, window) }()
-		_, err := s.crowd.live(ctx, window)
-		if err := errors.Join(err, <-working); err != nil {
-			return err
-		}
-		ours, oursErr := cpuOfAgents(s.agent)
-		beside, besideErr := cpuOf(s.plain.process.PID())
-		if err := errors.Join(oursErr, besideErr); err != nil {
-			return err
-		}
-		took := time.Since(start)
-		used = append(used, pair{
-			(ours - oursBefore).Seconds() / took.Seconds(),
-			(beside - besideBefore).Seconds() / took.Seconds(),
-		})
-		s.say("%s, %d of %d: %s and %s", what, i+1, s.pairs, share(used[i].ours), share(used[i].beside))
-	}
-	s.table.add(row{what: what, beside: "wireguard-go, idle", pairs: used, unit: processorTime})
-	return nil
 }

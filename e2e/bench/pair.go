@@ -20,8 +20,6 @@ type side struct {
 	// cpu returns the processor time that the tunnel's processes have used, at both
 	// ends.
 	cpu func() (time.Duration, error)
-	// kill and stop end the process on from's node; start starts it again.
-	kill, stop, start func(ctx context.Context) error
 }
 
 // pairOfNodes compares two tunnels of the same layout, on nodes of their own.
@@ -58,16 +56,6 @@ func (b *bench) pairOfNodes(ctx context.Context, a *arena) error {
 	if b.wants("throughput") {
 		if err := b.throughput(ctx, ours, beside); err != nil {
 			return fmt.Errorf("throughput: %w", err)
-		}
-	}
-	if b.wants("narrow") {
-		if err := b.narrow(ctx, ours); err != nil {
-			return fmt.Errorf("narrow: %w", err)
-		}
-	}
-	if b.wants("restart") && b.against == "" {
-		if err := b.restart(ctx, ours, beside); err != nil {
-			return fmt.Errorf("restart: %w", err)
 		}
 	}
 	if b.wants("filter") {
@@ -109,10 +97,7 @@ func (b *bench) startAgents(ctx context.Context, binary, name string, pods [2]*t
 	return &side{
 		name: name,
 		from: pods[0], to: pods[1], agents: agents[:],
-		cpu:   func() (time.Duration, error) { return cpuOfAgents(agents[:]...) },
-		kill:  func(context.Context) error { agents[0].Kill(); return nil },
-		stop:  agents[0].Stop,
-		start: func(context.Context) error { return agents[0].Start() },
+		cpu: func() (time.Duration, error) { return cpuOfAgents(agents[:]...) },
 	}, nil
 }
 
@@ -136,10 +121,7 @@ func startPlain(ctx context.Context, binary string, pods [2]*testbed.Pod) (*side
 	return &side{
 		name: "wireguard-go",
 		from: pods[0], to: pods[1],
-		cpu:   func() (time.Duration, error) { return cpuOf(devices[0].process.PID(), devices[1].process.PID()) },
-		kill:  devices[0].kill,
-		stop:  devices[0].stop,
-		start: devices[0].start,
+		cpu: func() (time.Duration, error) { return cpuOf(devices[0].process.PID(), devices[1].process.PID()) },
 	}, nil
 }
 

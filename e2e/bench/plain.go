@@ -145,16 +145,6 @@ func (p *plain) stop(ctx context.Context) error {
 	if err := p.process.Stop(ctx); err != nil {
 		return err
 	}
-	return p.waitGone(ctx)
-}
-
-// kill is stop by SIGKILL.
-func (p *plain) kill(ctx context.Context) error {
-	p.process.Kill()
-	return p.waitGone(ctx)
-}
-
-func (p *plain) waitGone(ctx context.Context) error {
 	return testbed.Wait(ctx, plainLink+" to go", func(context.Context) error {
 		_, err := p.node.Space().Netlink.LinkByName(plainLink)
 		if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {

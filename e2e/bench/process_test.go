@@ -67,7 +67,7 @@ func TestPaceKeepsTheRateWhateverTheCallsTake(t *testing.T) {
 }
 
 func TestParseOptions(t *testing.T) {
-	opts, err := parse([]string{"-only", "restart,nodes", "-pairs", "2"})
+	opts, err := parse([]string{"-only", "filter,nodes", "-pairs", "2"})
 	if err != nil || len(opts.only) != 2 || opts.pairs != 2 || opts.nodes != 5000 {
 		t.Errorf("%+v, %v", opts, err)
 	}

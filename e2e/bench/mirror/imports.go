@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -44,7 +43,6 @@ func (b *bench) importSteps() []func(context.Context) error {
 		func(ctx context.Context) error { return b.publish(ctx, one) },
 		func(ctx context.Context) error { return b.besideMirrors(ctx, one) },
 		func(ctx context.Context) error { return b.changesBesideMirrors(ctx, one, 200) },
-		b.unexported,
 	}
 }
 
@@ -245,39 +243,4 @@ func (b *bench) still(ctx context.Context) (writes int, err error) {
 		}
 	}
 	return writes, nil
-}
-
-// unexported measures the memory for services and slices of a remote that exports others.
-func (b *bench) unexported(ctx context.Context) error {
-	var resident [2]float64
-	for i := range resident {
-		if i == 1 {
-			measure.Say("creating %d services that aren't exported", b.large)
-			if err := b.fill(ctx, b.remote, copies{from: "unexported"}, 0, b.large); err != nil {
-				return err
-			}
-		}
-		var all []float64
-		for range b.runs {
-			if err := b.Program.Stop(ctx); err != nil {
-				return err
-			}
-			if err := b.Program.Start(); err != nil {
-				return err
-			}
-			if err := measure.Pause(ctx, 20*time.Second); err != nil {
-				return err
-			}
-			now, _, err := measure.Resident(b.Program.Process().PID())
-			if err != nil {
-				return err
-			}
-			all = append(all, now)
-		}
-		resident[i] = measure.Quantile(slices.Sorted(slices.Values(all)), 0.5)
-	}
-	more := (resident[1] - resident[0]) / (1 << 20)
-	b.results = append(b.results, measure.Alone(fmt.Sprintf("memory for %d services of %d endpoints that aren't exported", b.large, b.endpoints), "MiB", more))
-	b.row(fmt.Sprintf("memory for %d services that aren't exported", b.large), "%.1f MiB: %d MB, without them %d MB, medians of %d starts", more, megabytes(resident[1]), megabytes(resident[0]), b.runs)
-	return nil
 }

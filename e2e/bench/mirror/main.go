@@ -30,7 +30,6 @@ func main() {
 	flag.IntVar(&b.endpoints, "endpoints", 10, "endpoints of each")
 	flag.DurationVar(&b.load, "load", 30*time.Second, "how long each load lasts")
 	flag.IntVar(&b.runs, "runs", 3, "how often to mirror from nothing")
-	flag.IntVar(&b.large, "large", 10000, "services for the measurement of memory; 0: none")
 	flag.BoolVar(&b.imports, "imports", false, "measure imports of exported services instead, beside mirrors")
 	flag.StringVar(&b.json, "json", "", "file to append the figures to, one JSON object per line")
 	flag.Parse()
@@ -44,10 +43,10 @@ func main() {
 }
 
 type bench struct {
-	services, endpoints, runs, large int
-	load                             time.Duration
-	json                             string
-	imports                          bool
+	services, endpoints, runs int
+	load                      time.Duration
+	json                      string
+	imports                   bool
 
 	*measure.Stage
 	local, remote kubernetes.Interface
@@ -70,10 +69,9 @@ func (b *bench) run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, b.Close()) }()
 	b.Program.Env["SEMAPHORE_LOG_LEVEL"] = "warn"
 	// More than is allowed by default. A namespace has half of the services at most.
-	most := max(b.services, b.large)
-	b.Program.Env[programs.Variable(b.Remote.Name, "MAX_SERVICES")] = strconv.Itoa(2 * most)
-	b.Program.Env[programs.Variable(b.Remote.Name, "MAX_SLICES")] = strconv.Itoa(most)
-	b.Program.Env[programs.Variable(b.Remote.Name, "MAX_ADDRESSES")] = strconv.Itoa(most * b.endpoints)
+	b.Program.Env[programs.Variable(b.Remote.Name, "MAX_SERVICES")] = strconv.Itoa(2 * b.services)
+	b.Program.Env[programs.Variable(b.Remote.Name, "MAX_SLICES")] = strconv.Itoa(b.services)
+	b.Program.Env[programs.Variable(b.Remote.Name, "MAX_ADDRESSES")] = strconv.Itoa(b.services * b.endpoints)
 	if err := b.clients(ctx); err != nil {
 		return err
 	}
@@ -81,12 +79,9 @@ func (b *bench) run(ctx context.Context) (err error) {
 	if err := b.fill(ctx, b.remote, b.mirrors(), 0, b.services); err != nil {
 		return err
 	}
-	steps := []func(context.Context) error{b.fromNothing, b.restart}
+	steps := []func(context.Context) error{b.fromNothing}
 	for _, rate := range []int{20, 200} {
 		steps = append(steps, func(ctx context.Context) error { return b.changes(ctx, b.mirrors(), rate) })
-	}
-	if b.large > b.services {
-		steps = append(steps, b.memory)
 	}
 	if b.imports {
 		steps = b.importSteps()

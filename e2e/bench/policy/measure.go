@@ -14,7 +14,6 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
-	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // What the original did on the machine that this was first measured on.
@@ -23,18 +22,6 @@ func original(rate int) string {
 		return "p50 27 s, 83 % missing"
 	}
 	return ""
-}
-
-// status asks the process for the state of its only remote.
-func (b *bench) status(ctx context.Context) (statuspage.PolicyRemote, error) {
-	var report statuspage.Policy
-	if err := b.Program.Status(ctx, &report); err != nil {
-		return statuspage.PolicyRemote{}, err
-	}
-	if len(report.Remotes) != 1 {
-		return statuspage.PolicyRemote{}, errors.New("no remote in the status")
-	}
-	return report.Remotes[0], nil
 }
 
 // complete waits until the sets in the cluster have the addresses of all pods,
@@ -109,39 +96,6 @@ func (b *bench) firstSync(ctx context.Context) error {
 	}
 	fmt.Fprintf(b.table, "%s\t%.2f s from start, %.2f s from first to last set; %d writes\t%s\n",
 		what, total.Seconds(), last.Sub(first).Seconds(), writes, original)
-	return nil
-}
-
-// restart shows that a process that finds everything done writes nothing.
-func (b *bench) restart(ctx context.Context) error {
-	measure.Say("restarting")
-	stopping, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	if err := b.Program.Stop(stopping); err != nil {
-		return err
-	}
-	began := time.Now()
-	if err := b.Program.Start(); err != nil {
-		return err
-	}
-	ready, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	err := testbed.Wait(ready, "the process to have looked at everything", func(ctx context.Context) error {
-		status, err := b.status(ctx)
-		if err == nil && (status.Pods != b.pods.count() || !status.API.Synced) {
-			err = fmt.Errorf("%d pods", status.Pods)
-		}
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	took := time.Since(began)
-	writes, err := b.writes(ctx)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(b.table, "restart with %d pods, nothing to do\t%d writes after %.2f s\t\n", b.pods.count(), writes, took.Seconds())
 	return nil
 }
 
