@@ -38,17 +38,12 @@ func runReach(args []string) int {
 		}
 	}
 	code := process.ExitWell
-	if request.MeetFor > 0 {
-		if err := reach.Meet(ctx, request); err != nil {
-			result.Met, code = err.Error(), process.ExitFaults
-		}
-	}
 	if request.ServeFor > 0 {
 		if err := reach.Serve(ctx, request); err != nil {
-			result.Met, code = err.Error(), process.ExitFaults
+			result.Serving, code = err.Error(), process.ExitFaults
 		}
 	}
-	if len(request.Try)+len(request.Names)+len(request.Asks) > 0 {
+	if len(request.Try)+len(request.Asks) > 0 {
 		reach.TryAll(ctx, request, &result)
 	}
 	for i, asked := range result.Services {

@@ -1,22 +1,21 @@
 package join
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
-	"github.com/kube-semaphore/kube-semaphore/internal/reach"
 )
 
 // step changes something, or waits for it.
@@ -195,62 +194,48 @@ func rollout(o *unstructured.Unstructured) error {
 	return nil
 }
 
-// meetLimit is the timeout of the pods of meet.
-const meetLimit = 2 * time.Minute
+// meetPatience is for how many seconds a pod of meet waits for the response of another one.
+const meetPatience = 120
 
-// meet runs a pod in each cluster. A pod becomes ready when it and the pods of all other
-// clusters have received a response from each other.
+// meet waits until a pod of each cluster has received a response from pods of all others, which see its own
+// address.
 func (a *installation) meet(ctx context.Context) error {
 	if a.NoProbe {
 		return nil
 	}
-	defer a.sweep(ctx)
 	a.Say("waiting until pods of %s reach each other", names(a.clusters))
-	started := time.Now()
-	var pods []*corev1.Pod
-	for i, c := range a.clusters {
-		var addresses []string
-		for j, other := range pods {
-			known := probe.Virtual(probe.Addresses(other), a.settings[j])
-			taken := probe.Taken(known, a.settings[i], a.clusters[j].Name)
-			if len(taken) == 0 {
-				return fmt.Errorf("%s: a pod of %s has the address %s, which is outside the accepted pod subnets; accept more with --pod-subnets %s=<prefixes>", c.Name, a.clusters[j].Name,
-					strings.Join(known, " and "), a.clusters[j].Name)
-			}
-			addresses = append(addresses, taken...)
+	started, surveys := time.Now(), inspect.Collect(ctx, a.clusters, inspect.ForPods()...)
+	var errs []error
+	for _, s := range surveys {
+		if err := s.Unread(); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", s.Name, err))
+		} else if len(probe.Pick(s.Nodes.Value, 1)) == 0 {
+			errs = append(errs, fmt.Errorf("%s: no node is ready for a pod", s.Name))
 		}
-		pod, err := a.meetingPod(ctx, c, reach.Request{Map: a.settings[i].SubnetMap(), Meet: addresses, Await: len(a.clusters) - 1 - i})
-		if err != nil {
-			return fmt.Errorf("%s: %w", c.Name, err)
-		}
-		for j, other := range pods {
-			if !probe.Meets(pod, other) {
-				return fmt.Errorf("%s, %s: their pods have no common address family", a.clusters[j].Name, c.Name)
-			}
-		}
-		pods = append(pods, pod)
 	}
-	for i, c := range a.clusters {
-		if _, err := probe.Wait(ctx, c, pods[i], podReady); err != nil {
-			return fmt.Errorf("%s: %w; find out why with semaphorectl doctor", c.Name, err)
+	if len(errs) > 0 {
+		return errors.Join(errs...)
+	}
+	found, err := probe.Mesh(ctx, a.clusters, surveys, probe.Plan{Nodes: 1, Image: a.Image, Patience: meetPatience})
+	if found == nil {
+		return err
+	}
+	if err != nil {
+		a.Warn("%v", err)
+	}
+	for i := range found.Connections {
+		l := &found.Connections[i]
+		why := cmp.Or(l.Skipped, l.Error)
+		if why == "" && l.Seen != "" {
+			why = "masqueraded: it came from " + l.Seen
 		}
+		if why != "" {
+			errs = append(errs, fmt.Errorf("the pod on %s doesn't reach that on %s: %s; find out why with semaphorectl doctor", l.From, l.To, why))
+		}
+	}
+	if len(errs) > 0 {
+		return errors.Join(errs...)
 	}
 	a.Done("pods of %s reach each other, %s after their start", names(a.clusters), time.Since(started).Round(100*time.Millisecond))
 	return nil
-}
-
-func (a *installation) meetingPod(ctx context.Context, c *cli.Cluster, request reach.Request) (*corev1.Pod, error) {
-	request.MeetFor = int(meetLimit / time.Second)
-	pod := probe.Pod(a.Image, "", request)
-	pod, err := c.Client.CoreV1().Pods(probe.Namespace).Create(ctx, pod, metav1.CreateOptions{})
-	if err != nil {
-		return nil, err
-	}
-	return probe.Wait(ctx, c, pod, probe.Running)
-}
-
-func podReady(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
 }

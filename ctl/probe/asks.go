@@ -87,7 +87,7 @@ func createFresh(ctx context.Context, c *cli.Cluster, endpoint string) (string, 
 		family, kind = corev1.IPv4Protocol, discoveryv1.AddressTypeIPv4
 	}
 	labels := map[string]string{manifests.ManagedLabel: manifests.Manager, temporary: "true"}
-	single, tcp, port, ready := corev1.IPFamilyPolicySingleStack, corev1.ProtocolTCP, int32(reach.MeetPort), true
+	single, tcp, port, ready := corev1.IPFamilyPolicySingleStack, corev1.ProtocolTCP, int32(reach.Port), true
 	service, err := c.Client.CoreV1().Services(Namespace).Create(ctx, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "semaphorectl-", Labels: labels},
 		Spec: corev1.ServiceSpec{
@@ -107,7 +107,7 @@ func createFresh(ctx context.Context, c *cli.Cluster, endpoint string) (string, 
 		AddressType: kind, Ports: []discoveryv1.EndpointPort{{Name: new(string), Port: &port, Protocol: &tcp}},
 		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{endpoint}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
 	}, metav1.CreateOptions{})
-	return net.JoinHostPort(service.Spec.ClusterIP, strconv.Itoa(reach.MeetPort)), err
+	return net.JoinHostPort(service.Spec.ClusterIP, strconv.Itoa(reach.Port)), err
 }
 
 // sweepServices deletes the temporary Services of this and earlier runs. Without the right

@@ -81,7 +81,7 @@ func AskDuring(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Clus
 		group.Go(func() {
 			ctx, cancel := context.WithTimeoutCause(ctx, startWithin+limit, errors.New("not within "+limit.String()))
 			defer cancel()
-			a.result, a.err = await(ctx, clusters[a.from.cluster], pods[i])
+			a.result, a.err = await(ctx, clusters[a.from.cluster], pods[i], &a.request)
 		})
 	}
 	group.Wait()

@@ -285,9 +285,8 @@ func (g *guarding) ask(ctx context.Context, c *cli.Cluster, found *Guarded) {
 		request.Try = append(request.Try, l.Address)
 	}
 	for made := time.Now(); ; {
-		pod := OnNode(g.images[c.Name], found.From.Node, request)
-		result, err := askOne(ctx, c, pod)
-		if result, err = complete(pod, &request, result, err); err != nil {
+		result, err := askOne(ctx, c, OnNode(g.images[c.Name], found.From.Node, request), &request)
+		if err != nil {
 			found.Skipped = "the pod without the label failed: " + err.Error()
 			return
 		}
@@ -309,8 +308,7 @@ func (g *guarding) ask(ctx context.Context, c *cli.Cluster, found *Guarded) {
 	case err != nil:
 		found.Unlisted = err.Error()
 	case found.Set == "":
-		result, err = await(ctx, c, pod)
-		result, err = complete(pod, &request, result, err)
+		result, err = await(ctx, c, pod, &request)
 	}
 	for i := range found.Connections {
 		switch {

@@ -48,16 +48,6 @@ type Connection struct {
 	Skipped string
 }
 
-// Name is a DNS name that was resolved in a pod.
-type Name struct {
-	From   NodeRef
-	Remote string
-	Name   string
-	Found  reach.Name
-	// Skipped is the reason for a missing result, or empty.
-	Skipped string
-}
-
 // Stream is the throughput from one pod to another one.
 type Stream struct {
 	From, To NodeRef
@@ -67,7 +57,6 @@ type Stream struct {
 // Results are the results of all pods.
 type Results struct {
 	Connections []Connection
-	Names       []Name
 	Streams     []Stream
 	Guarded     []Guarded
 	Requests    []ServiceTest
@@ -97,14 +86,14 @@ type Plan struct {
 	Nodes int
 	// Image is the image of the pods; empty: the installed one.
 	Image string
+	// Patience is how many seconds pods wait for the first response of another one; 0: default.
+	Patience int
 	// Throughput sends streams between the first pair of pods, for StreamFor seconds, so many at the
 	// same time; 0: default.
 	Throughput         bool
 	StreamFor, Streams int
 	// On are the nodes that run pods, by cluster; none: Nodes of all.
 	On map[string][]string
-	// Names are the DNS names to resolve, by cluster and remote.
-	Names map[[2]string][]string
 	// Asks are the services to ask, by cluster and remote; of a cluster and itself: endpoints
 	// that its own pods ask. Fresh adds a temporary Service for each pair of clusters.
 	Asks  map[[2]string][]reach.ServiceRequest
@@ -168,7 +157,7 @@ func Mesh(ctx context.Context, clusters []*cli.Cluster, all []*inspect.Cluster, 
 	for i := range servers {
 		for j, c := range clusters {
 			if j != servers[i].cluster {
-				a := newAsker(&servers[i], c.Name, servers, &plan, all[servers[i].cluster].Settings.Value)
+				a := newAsker(&servers[i], c.Name, servers, plan.Patience, all[servers[i].cluster].Settings.Value)
 				a.plan(&plan, temporary, numbers[servers[i].Cluster])
 				askers = append(askers, a)
 			}
@@ -268,11 +257,6 @@ func Taken(addresses []string, settings inspect.Settings, remote string) []strin
 	})
 }
 
-// Meets reports whether two pods have addresses of the same family.
-func Meets(a, b *corev1.Pod) bool {
-	return slices.ContainsFunc(Addresses(b), func(address string) bool { return has(Addresses(a), address) })
-}
-
 // asker is a pod that tests the pods of one remote.
 type asker struct {
 	from        *server
@@ -287,8 +271,8 @@ type asker struct {
 
 // newAsker returns an asker on the node of a server. It tests each address of each pod of
 // the remote, if the server has an address of the same family.
-func newAsker(from *server, remote string, servers []server, plan *Plan, settings inspect.Settings) *asker {
-	a := &asker{from: from, remote: remote, request: reach.Request{Map: settings.SubnetMap()}}
+func newAsker(from *server, remote string, servers []server, patience int, settings inspect.Settings) *asker {
+	a := &asker{from: from, remote: remote, request: reach.Request{Map: settings.SubnetMap(), Patience: patience}}
 	var without []Connection
 	for i := range servers {
 		to := &servers[i]
@@ -318,7 +302,6 @@ func newAsker(from *server, remote string, servers []server, plan *Plan, setting
 		}
 	}
 	a.connections = append(a.connections, without...)
-	a.request.Names = plan.Names[[2]string{from.Cluster, remote}]
 	return a
 }
 
@@ -336,22 +319,9 @@ func (a *asker) ask(ctx context.Context, c *cli.Cluster) {
 	switch {
 	case a.from.err != nil:
 		a.err = fmt.Errorf("no pod runs on %s: %w", a.from.NodeRef, a.from.err)
-	case len(a.request.Try)+len(a.request.Names)+len(a.request.Asks) > 0:
-		pod := OnNode(a.from.image, a.from.Node, a.request)
-		result, err := askOne(ctx, c, pod)
-		a.result, a.err = complete(pod, &a.request, result, err)
+	case len(a.request.Try)+len(a.request.Asks) > 0:
+		a.result, a.err = askOne(ctx, c, OnNode(a.from.image, a.from.Node, a.request), &a.request)
 	}
-}
-
-// complete returns a pod's result, or an error if it lacks part of the request.
-func complete(pod *corev1.Pod, request *reach.Request, result *reach.Result, err error) (*reach.Result, error) {
-	if err == nil && (len(result.Connections) != len(request.Try) || len(result.Named) != len(request.Names)) {
-		err = fmt.Errorf("the image %s is too old for this test; set another one with --image", pod.Spec.Containers[0].Image)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return result, nil
 }
 
 // collect adds the pod's results.
@@ -369,15 +339,6 @@ func (a *asker) collect(results *Results) {
 	}
 	results.Connections = append(results.Connections, a.connections...)
 	a.collectRequests(results)
-	for i, name := range a.request.Names {
-		n := Name{From: a.from.NodeRef, Remote: a.remote, Name: name}
-		if a.result != nil {
-			n.Found = a.result.Named[i]
-		} else {
-			n.Skipped = a.err.Error()
-		}
-		results.Names = append(results.Names, n)
-	}
 	if a.request.Stream != "" && a.result != nil && a.result.Streamed != nil {
 		results.Streams = append(results.Streams, Stream{a.from.NodeRef, a.connections[0].To, *a.result.Streamed})
 	}

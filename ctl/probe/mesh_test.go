@@ -27,11 +27,11 @@ func TestAsker(t *testing.T) {
 		place("aws", "aws-1", "10.2.1.7", "fd00:2::7"), place("gcp", "gcp-1", "10.4.1.7", "fd00:4::7"),
 		place("gcp", "gcp-2", "10.4.2.7"), dead, place("merit", "merit-1", "10.6.1.7"),
 	}
-	a := newAsker(&servers[0], "gcp", servers, &Plan{Names: map[[2]string][]string{{"aws", "gcp"}: {"web"}, {"aws", "merit"}: {"db"}}}, nil)
-	if diff := cmp.Diff(reach.Request{Try: []string{"10.4.1.7", "fd00:4::7", "10.4.2.7"}, Names: []string{"web"}}, a.request, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
+	a := newAsker(&servers[0], "gcp", servers, 7, nil)
+	if diff := cmp.Diff(reach.Request{Try: []string{"10.4.1.7", "fd00:4::7", "10.4.2.7"}, Patience: 7}, a.request, cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
 		t.Errorf("request (-want +got):\n%s", diff)
 	}
-	a.result = &reach.Result{Connections: []reach.Try{{RTT: 1}, {RTT: 2}, {Error: "no"}}, Named: []reach.Name{{Addresses: []string{"10.96.0.7"}}}}
+	a.result = &reach.Result{Connections: []reach.Try{{RTT: 1}, {RTT: 2}, {Error: "no"}}}
 	var got Results
 	a.collect(&got)
 	aws, gcp := servers[0].NodeRef, "gcp"
@@ -42,7 +42,6 @@ func TestAsker(t *testing.T) {
 			{From: aws, To: NodeRef{gcp, "gcp-2"}, Address: "10.4.2.7", Try: reach.Try{Error: "no"}},
 			{From: aws, To: NodeRef{gcp, "gcp-3"}, Skipped: "no pod runs on gcp/gcp-3: no image"},
 		},
-		Names: []Name{{From: aws, Remote: gcp, Name: "web", Found: reach.Name{Addresses: []string{"10.96.0.7"}}}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("collected (-want +got):\n%s", diff)
@@ -52,7 +51,7 @@ func TestAsker(t *testing.T) {
 // TestAskerWithoutResult checks that the reason is reported.
 func TestAskerWithoutResult(t *testing.T) {
 	servers := []server{place("aws", "aws-1", "10.2.1.7"), place("gcp", "gcp-1", "10.4.1.7"), place("gcp", "gcp-2", "fd00:4::7")}
-	a := newAsker(&servers[0], "gcp", servers, &Plan{}, nil)
+	a := newAsker(&servers[0], "gcp", servers, 0, nil)
 	a.err = errors.New("not within 90s")
 	var got Results
 	a.collect(&got)
@@ -124,7 +123,7 @@ func TestAddressesAreThoseOfPods(t *testing.T) {
 		{NodeRef: NodeRef{"aws", "a"}, addresses: []string{"10.2.1.2"}},
 		{NodeRef: NodeRef{"gcp", "g"}, cluster: 1, addresses: []string{"10.66.1.2"}},
 	}
-	a := newAsker(&servers[0], "gcp", servers, &Plan{}, inspect.Settings{"SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16"})
+	a := newAsker(&servers[0], "gcp", servers, 0, inspect.Settings{"SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16"})
 	if len(a.request.Try) > 0 || len(a.connections) != 1 || !strings.Contains(a.connections[0].Skipped, "outside the pod subnets of gcp in the settings of aws") {
 		t.Errorf("it tries %q, and says %+v", a.request.Try, a.connections)
 	}

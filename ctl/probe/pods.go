@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
@@ -36,8 +35,7 @@ const maxProbed = 10
 // limit is the timeout of a pod, including the pull of its image.
 const limit = 90 * time.Second
 
-// Pod returns a pod for a request, on a node or, without one, anywhere. On a node it uses
-// the host's network; see OnNode.
+// Pod returns a pod for a request on a node, with the host's network; see OnNode.
 func Pod(image, node string, request reach.Request) *corev1.Pod {
 	argument, err := json.Marshal(request)
 	if err != nil {
@@ -50,11 +48,12 @@ func Pod(image, node string, request reach.Request) *corev1.Pod {
 			Labels:       map[string]string{manifests.ManagedLabel: manifests.Manager, temporary: "true"},
 		},
 		Spec: corev1.PodSpec{
-			NodeName: node, HostNetwork: node != "", RestartPolicy: corev1.RestartPolicyNever,
+			NodeName: node, HostNetwork: true, RestartPolicy: corev1.RestartPolicyNever,
 			AutomountServiceAccountToken: &no, EnableServiceLinks: &no,
 			// Should this process be killed, the pod ends by itself.
 			ActiveDeadlineSeconds: &seconds, TerminationGracePeriodSeconds: new(int64),
 			NodeSelector: map[string]string{corev1.LabelOSStable: "linux"},
+			Tolerations:  []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 			Containers: []corev1.Container{{
 				Name: "reach", Image: image, Command: []string{"/bin/semaphore-wireguard", "reach", string(argument)},
 				SecurityContext: &corev1.SecurityContext{
@@ -67,16 +66,6 @@ func Pod(image, node string, request reach.Request) *corev1.Pod {
 	}
 	if request.Kernel {
 		pod.Spec.Containers[0].SecurityContext.Capabilities.Add = []corev1.Capability{"NET_ADMIN"}
-	}
-	if node != "" {
-		pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-	}
-	if request.MeetFor > 0 {
-		pod.Spec.Containers[0].ReadinessProbe = &corev1.Probe{
-			ProbeHandler:     corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: reach.ReadyPath, Port: intstr.FromInt32(reach.MeetPort)}},
-			PeriodSeconds:    1,
-			FailureThreshold: 1,
-		}
 	}
 	return pod
 }
@@ -130,7 +119,7 @@ func Ask(ctx context.Context, c *cli.Cluster, nodes []inspect.Node, image string
 	var group sync.WaitGroup
 	for _, node := range Pick(nodes, maxProbed) {
 		group.Go(func() {
-			result, err := askOne(ctx, c, Pod(image, node, request))
+			result, err := askOne(ctx, c, Pod(image, node, request), &request)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
@@ -144,50 +133,76 @@ func Ask(ctx context.Context, c *cli.Cluster, nodes []inspect.Node, image string
 	return found, failed
 }
 
-func askOne(ctx context.Context, c *cli.Cluster, pod *corev1.Pod) (*reach.Result, error) {
+// askOne runs a pod, and returns its result; it is an error if that lacks part of the request.
+func askOne(ctx context.Context, c *cli.Cluster, pod *corev1.Pod, request *reach.Request) (*reach.Result, error) {
+	limit := limit + time.Duration(request.Patience)*time.Second
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("not within "+limit.String()))
 	defer cancel()
 	pod, err := c.Client.CoreV1().Pods(Namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {
 		return nil, err
 	}
-	return await(ctx, c, pod)
+	return await(ctx, c, pod, request)
 }
 
 // await waits until a pod has ended, and returns its result.
-func await(ctx context.Context, c *cli.Cluster, pod *corev1.Pod) (*reach.Result, error) {
-	last := "not started"
-	var result *reach.Result
-	err := wait.PollUntilContextCancel(ctx, 250*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		now, err := c.Client.CoreV1().Pods(Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+func await(ctx context.Context, c *cli.Cluster, pod *corev1.Pod, request *reach.Request) (result *reach.Result, err error) {
+	_, err = follow(ctx, c, pod, func(p *corev1.Pod) (bool, error) {
+		ended := terminated(p)
+		if ended == nil {
+			return false, nil
+		}
+		if result, err = resultOf(ended); err != nil {
+			return false, fmt.Errorf("the temporary pod exited with code %d: %w", ended.ExitCode, err)
+		}
+		if len(result.Connections) != len(request.Try) {
+			return false, fmt.Errorf("the image %s is too old for this test; set another one with --image", pod.Spec.Containers[0].Image)
+		}
+		return true, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return result, nil
+}
+
+// follow reads a pod until it is done, and returns it as it was read last.
+func follow(ctx context.Context, c *cli.Cluster, pod *corev1.Pod, done func(*corev1.Pod) (bool, error)) (*corev1.Pod, error) {
+	name, state := pod.Name, "not started"
+	err := wait.PollUntilContextCancel(ctx, 200*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		now, err := c.Client.CoreV1().Pods(Namespace).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return false, errors.New("the temporary pod was deleted")
 		}
 		if err != nil {
 			return false, nil // Retry.
 		}
-		if err := unstarted(now); err != nil || len(now.Status.ContainerStatuses) == 0 {
+		pod, state = now, string(now.Status.Phase)
+		if err := unstarted(now); err != nil {
 			return false, err
 		}
-		state := now.Status.ContainerStatuses[0].State
-		if w := state.Waiting; w != nil {
-			last = w.Reason + " " + w.Message
-			if imageless(w) {
-				return false, &imageError{last}
+		for _, status := range now.Status.ContainerStatuses {
+			if w := status.State.Waiting; w != nil {
+				state = w.Reason + " " + w.Message
+				if imageless(w) {
+					return false, &imageError{state}
+				}
 			}
 		}
-		if state.Terminated == nil {
-			return false, nil
-		}
-		if result, err = resultOf(state.Terminated); err != nil {
-			return false, fmt.Errorf("the temporary pod exited with code %d: %w", state.Terminated.ExitCode, err)
-		}
-		return true, nil
+		return done(now)
 	})
 	if wait.Interrupted(err) {
-		err = fmt.Errorf("%w: %s", context.Cause(ctx), last)
+		err = fmt.Errorf("%w: the temporary pod is %s", context.Cause(ctx), printable.Text(state, printable.Short))
 	}
-	return result, err
+	return pod, err
+}
+
+// terminated returns how the container of a pod has ended; nil: it hasn't.
+func terminated(p *corev1.Pod) *corev1.ContainerStateTerminated {
+	if len(p.Status.ContainerStatuses) == 0 {
+		return nil
+	}
+	return p.Status.ContainerStatuses[0].State.Terminated
 }
 
 // unstarted returns an error for a pod that has ended before its container started: a kubelet
@@ -221,40 +236,12 @@ const longest = 150 * time.Second
 func Wait(ctx context.Context, c *cli.Cluster, pod *corev1.Pod, ready func(*corev1.Pod) bool) (*corev1.Pod, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, longest, errors.New("not in time"))
 	defer cancel()
-	now := pod
-	err := wait.PollUntilContextCancel(ctx, 200*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		found, err := c.Client.CoreV1().Pods(Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
-		if err != nil {
-			if apierrors.IsNotFound(err) {
-				return false, errors.New("the temporary pod was deleted")
-			}
-			return false, nil
+	return follow(ctx, c, pod, func(p *corev1.Pod) (bool, error) {
+		if ended := terminated(p); ended != nil && !ready(p) {
+			return false, fmt.Errorf("the temporary pod exited with code %d: %s", ended.ExitCode, printable.Text(ended.Message, printable.Short))
 		}
-		now = found
-		if ready(now) {
-			return true, nil
-		}
-		if err := unstarted(now); err != nil {
-			return false, err
-		}
-		for _, status := range now.Status.ContainerStatuses {
-			if w := status.State.Waiting; w != nil && imageless(w) {
-				return false, &imageError{w.Reason + " " + w.Message}
-			}
-			if ended := status.State.Terminated; ended != nil {
-				result, err := resultOf(ended)
-				if err == nil && result.Met != "" {
-					return false, errors.New("no response from pods: " + result.Met)
-				}
-				return false, fmt.Errorf("the temporary pod exited with code %d: %s", ended.ExitCode, printable.Text(ended.Message, printable.Short))
-			}
-		}
-		return false, nil
+		return ready(p), nil
 	})
-	if wait.Interrupted(err) {
-		err = fmt.Errorf("the temporary pod is %s: %w", now.Status.Phase, context.Cause(ctx))
-	}
-	return now, err
 }
 
 // Running reports whether a pod runs and has addresses.

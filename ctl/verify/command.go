@@ -198,14 +198,14 @@ func run(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, plan prob
 	}
 	group.Wait()
 	plan.Throughput = !slices.Contains(skip, throughput)
-	plan.Names, plan.Guards = map[[2]string][]string{}, map[string]*probe.Guard{}
+	plan.Asks, plan.Guards = map[[2]string][]reach.ServiceRequest{}, map[string]*probe.Guard{}
 	for i := range known {
 		if known[i].guard != nil && !slices.Contains(skip, policy) {
 			plan.Guards[known[i].name] = known[i].guard
 		}
 		for j := range known {
 			if i != j && !slices.Contains(skip, name) {
-				plan.Names[[2]string{known[i].name, known[j].name}] = known[i].pick(known[j].name)
+				plan.Asks[[2]string{known[i].name, known[j].name}] = known[i].names[known[j].name]
 			}
 		}
 	}
@@ -234,7 +234,7 @@ func know(ctx context.Context, c *cli.Cluster, survey *inspect.Cluster) cluster 
 	_, mirror := survey.Workload(inspect.ServiceMirror)
 	k := cluster{
 		name: c.Name, nodes: len(probe.Pick(survey.Nodes.Value, probe.MaxNodes)), mirror: mirror,
-		subnets: survey.Settings.Value.SubnetMap(), addresses: map[string]string{}, named: map[string]int{},
+		subnets: survey.Settings.Value.SubnetMap(), names: map[string][]reach.ServiceRequest{},
 	}
 	k.guard, k.state, k.unguarded = guard(ctx, c, survey)
 	if err := survey.Unread(); err != nil {
@@ -246,27 +246,14 @@ func know(ctx context.Context, c *cli.Cluster, survey *inspect.Cluster) cluster 
 	imports, err := inspect.ReadImports(ctx, c)
 	for i := range imports {
 		// Headless: without ready pods it has no addresses.
-		if s := &imports[i]; s.Origin != "" && !s.Headless && len(s.ClusterIPs) > 0 && k.named[s.Origin] < maxNames {
-			k.addresses[s.DNS()] = s.ClusterIPs[0]
-			k.named[s.Origin]++
+		if s := &imports[i]; s.Origin != "" && !s.Headless && len(s.ClusterIPs) > 0 && len(k.names[s.Origin]) < maxNames {
+			k.names[s.Origin] = append(k.names[s.Origin], reach.ServiceRequest{Name: s.DNS(), Want: s.ClusterIPs})
 		}
 	}
 	if err != nil {
 		k.unlisted = "list services of " + cli.Namespace + ": " + err.Error()
 	}
 	return k
-}
-
-// pick returns the names of a remote's services.
-func (c *cluster) pick(remote string) []string {
-	var picked []string
-	for n := range c.addresses {
-		if strings.HasSuffix(n, ".svc.cluster."+remote) {
-			picked = append(picked, n)
-		}
-	}
-	slices.Sort(picked)
-	return picked
 }
 
 func (r *Report) print(to io.Writer, output string) error {

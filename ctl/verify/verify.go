@@ -88,10 +88,8 @@ type cluster struct {
 	state     State
 	// unlisted is why its mirrors couldn't be listed.
 	unlisted string
-	// addresses are the ClusterIPs of its mirrors, by name.
-	addresses map[string]string
-	// named is the number of names to resolve, by remote.
-	named map[string]int
+	// names are the names of mirrors to resolve, with their ClusterIPs, by remote.
+	names map[string][]reach.ServiceRequest
 }
 
 // judge compares the results of pods with what is expected. skip are the skipped tests.
@@ -228,24 +226,22 @@ func names(c *cluster, remote string, tried *probe.Results, skip []string) []Row
 	case c.unread != "" || c.unlisted != "":
 		row.State, row.Found = Unknown, cmp.Or(c.unread, c.unlisted)
 		return []Row{row}
-	case c.named[remote] == 0:
+	case len(c.names[remote]) == 0:
 		row.Found = "it mirrors no service of " + remote
 		return []Row{row}
 	}
 	var rows []Row
-	for _, n := range tried.Names {
+	for i := range tried.Requests {
+		n := &tried.Requests[i]
 		if n.From.Cluster != c.name || n.Remote != remote {
 			continue
 		}
-		want := c.addresses[n.Name]
-		r := Row{From: n.From.String(), To: remote, What: name, State: Right, Expected: n.Name + " is " + want, Found: strings.Join(n.Found.Addresses, " ")}
+		r := Row{From: n.From.String(), To: remote, What: name, State: Right, Expected: n.Name + " is " + strings.Join(n.Want, " and "), Found: "it is"}
 		switch {
 		case n.Skipped != "":
 			r.State, r.Found = Unknown, n.Skipped
-		case n.Found.Error != "":
-			r.State, r.Found = Wrong, n.Found.Error
-		case !slices.Contains(n.Found.Addresses, want):
-			r.State = Wrong
+		case n.Result.Name != "" || len(n.Result.Found) > 0:
+			r.State, r.Found = Wrong, cmp.Or(n.Result.Name, strings.Join(n.Result.Found, " "))
 		}
 		rows = append(rows, r)
 	}

@@ -19,17 +19,17 @@ import (
 func well() ([]cluster, *probe.Results) {
 	aws, gcp := probe.NodeRef{Cluster: "aws", Node: "aws-1"}, probe.NodeRef{Cluster: "gcp", Node: "gcp-1"}
 	try := reach.Try{RTT: 1234, MTU: 1420, Carries: 1420}
-	const web = "web.shop.svc.cluster.gcp"
+	named := reach.ServiceRequest{Name: "web.shop.svc.cluster.gcp", Want: []string{"10.96.0.7"}}
 	return []cluster{
-			{name: "aws", nodes: 1, mirror: true, state: Skipped, unguarded: "Calico isn't installed", addresses: map[string]string{web: "10.96.0.7"}, named: map[string]int{"gcp": 1}},
+			{name: "aws", nodes: 1, mirror: true, state: Skipped, unguarded: "Calico isn't installed", names: map[string][]reach.ServiceRequest{"gcp": {named}}},
 			{name: "gcp", nodes: 1, state: Skipped, unguarded: "Calico isn't installed"},
 		}, &probe.Results{
 			Connections: []probe.Connection{
 				{From: aws, To: gcp, Address: "10.4.1.7", Try: try},
 				{From: gcp, To: aws, Address: "10.2.1.7", Try: try},
 			},
-			Names:   []probe.Name{{From: aws, Remote: "gcp", Name: web, Found: reach.Name{Addresses: []string{"10.96.0.7"}}}},
-			Streams: []probe.Stream{{From: aws, To: gcp, Stream: reach.Stream{Rate: 5e8}}},
+			Requests: []probe.ServiceTest{{From: aws, Remote: "gcp", ServiceRequest: named}},
+			Streams:  []probe.Stream{{From: aws, To: gcp, Stream: reach.Stream{Rate: 5e8}}},
 		}
 }
 
@@ -84,14 +84,14 @@ func TestJudge(t *testing.T) {
 		"a stream that breaks":      {change: func(_ []cluster, f *probe.Results) { f.Streams[0].Stream = reach.Stream{Error: "reset"} }, want: Wrong, says: "aws/aws-1 throughput wrong: reset"},
 		"no stream":                 {change: func(_ []cluster, f *probe.Results) { f.Streams = nil }, want: Unknown, says: " throughput not known: no pair of pods ran"},
 		"no stream wanted":          {change: func(_ []cluster, f *probe.Results) { f.Streams = nil }, skip: []string{throughput}, want: Right},
-		"an unknown name":           {change: func(_ []cluster, f *probe.Results) { f.Names[0].Found = reach.Name{Error: "no such host"} }, want: Wrong, says: "aws/aws-1 name wrong: no such host"},
-		"another address of a name": {change: func(_ []cluster, f *probe.Results) { f.Names[0].Found.Addresses[0] = "192.0.2.1" }, want: Wrong, says: "aws/aws-1 name wrong: 192.0.2.1"},
-		"a name that wasn't tried":  {change: func(_ []cluster, f *probe.Results) { f.Names[0].Skipped = "no pod" }, want: Unknown, says: "aws/aws-1 name not known: no pod"},
-		"names that weren't tried":  {change: func(_ []cluster, f *probe.Results) { f.Names = nil }, want: Unknown, says: "aws name not known: no pod ran"},
+		"an unknown name":           {change: func(_ []cluster, f *probe.Results) { f.Requests[0].Result.Name = "no such host" }, want: Wrong, says: "aws/aws-1 name wrong: no such host"},
+		"another address of a name": {change: func(_ []cluster, f *probe.Results) { f.Requests[0].Result.Found = []string{"192.0.2.1"} }, want: Wrong, says: "aws/aws-1 name wrong: 192.0.2.1"},
+		"a name that wasn't tried":  {change: func(_ []cluster, f *probe.Results) { f.Requests[0].Skipped = "no pod" }, want: Unknown, says: "aws/aws-1 name not known: no pod"},
+		"names that weren't tried":  {change: func(_ []cluster, f *probe.Results) { f.Requests = nil }, want: Unknown, says: "aws name not known: no pod ran"},
 		"mirrors that can't be listed": {
 			change: func(c []cluster, _ *probe.Results) { c[0].unlisted = "forbidden" }, want: Unknown, says: "aws name not known: forbidden",
 		},
-		"a mirror without services": {change: func(c []cluster, f *probe.Results) { c[0].named, f.Names = nil, nil }, want: Right},
+		"a mirror without services": {change: func(c []cluster, f *probe.Results) { c[0].names, f.Requests = nil, nil }, want: Right},
 		"a policy that is enforced": {change: guarding(probe.Guarded{}), want: Right},
 		"a policy that isn't": {
 			change: guarding(probe.Guarded{Connections: []probe.GuardedConnection{{To: probe.NodeRef{Cluster: "aws", Node: "aws-1"}}}}), want: Wrong,

@@ -39,7 +39,7 @@ func TestAsk(t *testing.T) {
 		t.Fatal(err)
 	}
 	var result Result
-	TryAll(t.Context(), Request{MeetFrom: []string{"127.0.0.1"}, Asks: []ServiceRequest{
+	TryAll(t.Context(), Request{Own: []string{"127.0.0.1"}, Asks: []ServiceRequest{
 		{Addresses: []string{answers, refuses}, HTTP: true}, {Addresses: []string{silent}, HTTP: true}, {Addresses: []string{silent}},
 	}}, &result)
 	if err := result.Services[0].Failed[answers]; err != "" {
@@ -68,7 +68,7 @@ func TestAskAgain(t *testing.T) {
 	t.Cleanup(server.Close)
 	address, refuses := server.Listener.Addr().String(), "127.0.0.1:1"
 	var result Result
-	TryAll(t.Context(), Request{MeetFrom: []string{"127.0.0.1"}, AskFor: 2, Asks: []ServiceRequest{
+	TryAll(t.Context(), Request{Own: []string{"127.0.0.1"}, AskFor: 2, Asks: []ServiceRequest{
 		{Addresses: []string{address}, HTTP: true}, {Addresses: []string{refuses}},
 	}}, &result)
 	if got := result.Services[0]; got.Lost != 1 || got.Sent < 3 || got.Failed[address] != "connection closed without a response" {

@@ -9,13 +9,10 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/netip"
 	neturl "net/url"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -24,7 +21,6 @@ import (
 	"golang.org/x/net/http/httpproxy"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
-	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
@@ -43,20 +39,13 @@ type Request struct {
 	Kernel bool `json:"kernel,omitempty"`
 	// Within is a range in which no link may have addresses.
 	Within netip.Prefix `json:"within,omitzero"`
-	// Meet are addresses of pods. The pod serves on MeetPort, and requests those until
-	// they respond, for MeetFor seconds. Await is the number of further pods that must
-	// request this one, which it requests as well.
-	Meet     []string `json:"meet,omitempty"`
-	Await    int      `json:"await,omitempty"`
-	MeetFor  int      `json:"meetFor,omitempty"`
-	MeetFrom []string `json:"-"` // the pod's own addresses
-	// ServeFor is the number of seconds to serve what other pods try.
+	// Own are the pod's own addresses; empty: those of its links.
+	Own []string `json:"-"`
+	// ServeFor is the number of seconds to serve, on Port, what other pods try.
 	ServeFor int `json:"serveFor,omitempty"`
-	// Try are addresses of pods that serve, Stream is the one of them to send a stream to,
-	// and Names are DNS names to resolve.
+	// Try are addresses of pods that serve, Stream is the one of them to send a stream to.
 	Try    []string `json:"try,omitempty"`
 	Stream string   `json:"stream,omitempty"`
-	Names  []string `json:"names,omitempty"`
 	// StreamFor is the duration of the stream in seconds, at most MaxStreamFor, and Streams the
 	// number of streams at the same time, at most MaxStreams; 0: default.
 	StreamFor int `json:"streamFor,omitempty"`
@@ -91,11 +80,10 @@ type Result struct {
 	Kernel *bool `json:"kernel,omitempty"`
 	// NoFilter is why the kernel has no packet filter; empty: it has one, or wasn't asked.
 	NoFilter string `json:"noFilter,omitempty"`
-	// Met is the error of meeting; empty: all pods reach each other.
-	Met string `json:"met,omitempty"`
-	// Connections, Named and Services are in the order of the request.
+	// Serving is the error of serving.
+	Serving string `json:"serving,omitempty"`
+	// Connections and Services are in the order of the request.
 	Connections []Try           `json:"tried,omitempty"`
-	Named       []Name          `json:"named,omitempty"`
 	Services    []ServiceResult `json:"asked,omitempty"`
 	Streamed    *Stream         `json:"streamed,omitempty"`
 }
@@ -208,171 +196,5 @@ func text(err error) string {
 
 func cut(message string, size int) string { return message[:min(len(message), size)] }
 
-// MeetPort is the port of pods that meet or serve.
-const MeetPort = 8642
-
-// ReadyPath returns 200 once Meeting.State returns nil.
-const ReadyPath = "/ready"
-
-// Meeting is a pod that meets others: each requests all others, and is requested by them.
-type Meeting struct {
-	own    []string // addresses
-	known  []string // from the beginning
-	await  int
-	client *http.Client
-
-	mu    sync.Mutex
-	met   map[string]error    // by address
-	asked map[string]struct{} // awaited pods that have requested this one, by their joined addresses
-	over  bool                // there were more than most addresses
-	wake  chan struct{}
-}
-
-// NewMeeting takes the pod's own addresses, those of known pods, and the number of further
-// pods to await.
-func NewMeeting(own, others []string, await int) *Meeting {
-	m := &Meeting{
-		own: own, known: others, await: await, met: map[string]error{}, asked: map[string]struct{}{}, wake: make(chan struct{}, 1),
-		client: &http.Client{
-			Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true},
-			// A pod of another cluster must not choose what this one requests.
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		},
-	}
-	m.add(others)
-	return m
-}
-
-var errNotYet = errors.New("no response yet")
-
-// most is the maximum number of requested addresses: 32 clusters with two families.
-const most = 64
-
-// add adds addresses to request, of the families that this pod has. Others have chosen them:
-// they must not be of this host.
-func (m *Meeting) add(others []string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, other := range others {
-		ip, err := endpoint.ParseAddr(other)
-		if err != nil {
-			continue
-		}
-		other = ip.String()
-		if _, known := m.met[other]; known {
-			continue
-		}
-		if len(m.met) >= most {
-			m.over = true
-			continue
-		}
-		for _, own := range m.own {
-			if strings.Contains(own, ":") == strings.Contains(other, ":") {
-				m.met[other] = errNotYet
-			}
-		}
-	}
-	select {
-	case m.wake <- struct{}{}:
-	default:
-	}
-}
-
-// State returns an error until all pods have been requested and have requested this one.
-func (m *Meeting) State() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var errs []error
-	if missing := m.await - len(m.asked); missing > 0 {
-		errs = append(errs, fmt.Errorf("no request yet from %d pods", missing))
-	}
-	if m.over {
-		errs = append(errs, fmt.Errorf("more than %d addresses", most))
-	}
-	for address, err := range m.met {
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", address, err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// ServeHTTP serves other pods, and ReadyPath for the kubelet.
-func (m *Meeting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.URL.Path == ReadyPath {
-		if err := m.State(); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		}
-		return
-	}
-	says := strings.Split(r.URL.Query().Get("from"), ",")
-	m.add(says)
-	host, _, _ := net.SplitHostPort(r.RemoteAddr)
-	for _, address := range says {
-		if ip := net.ParseIP(address); ip != nil && ip.Equal(net.ParseIP(host)) {
-			m.askedBy(says)
-			return
-		}
-	}
-	http.Error(w, "masqueraded: it came from "+host, http.StatusConflict)
-}
-
-// askedBy records a request of an awaited pod from one of its own addresses.
-func (m *Meeting) askedBy(addresses []string) {
-	if slices.ContainsFunc(addresses, func(a string) bool { return slices.Contains(m.known, a) }) {
-		return
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if len(m.asked) < most {
-		m.asked[strings.Join(addresses, ",")] = struct{}{}
-	}
-}
-
-// Ask requests all pods that haven't responded, until ctx ends.
-func (m *Meeting) Ask(ctx context.Context) {
-	for {
-		for _, address := range m.missing() {
-			err := m.ask(ctx, address)
-			m.mu.Lock()
-			m.met[address] = err
-			m.mu.Unlock()
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-m.wake:
-		case <-time.After(200 * time.Millisecond):
-		}
-	}
-}
-
-func (m *Meeting) missing() []string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var list []string
-	for address, err := range m.met {
-		if err != nil {
-			list = append(list, address)
-		}
-	}
-	return list
-}
-
-func (m *Meeting) ask(ctx context.Context, address string) error {
-	url := "http://" + at(address) + "/?from=" + strings.Join(m.own, ",")
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
-	if err != nil {
-		return err
-	}
-	response, err := m.client.Do(request)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = response.Body.Close() }() // it is only read
-	body, _ := io.ReadAll(io.LimitReader(response.Body, longest))
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("response %s: %s", response.Status, strings.TrimSpace(string(body)))
-	}
-	return nil
-}
+// Port is the port of pods that serve.
+const Port = 8642

@@ -1,7 +1,6 @@
 package reach
 
 import (
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -16,8 +15,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
-	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -91,75 +88,6 @@ func another(t *testing.T) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
 
-func ask(m *Meeting, from, says string) *httptest.ResponseRecorder {
-	r := httptest.NewRequestWithContext(context.Background(), http.MethodGet, "/?from="+says, http.NoBody)
-	r.RemoteAddr = net.JoinHostPort(from, "4711")
-	w := httptest.NewRecorder()
-	m.ServeHTTP(w, r)
-	return w
-}
-
-func TestMeeting(t *testing.T) {
-	m := NewMeeting([]string{"10.2.1.7"}, nil, 1)
-	if err := m.State(); err == nil || !strings.Contains(err.Error(), "no request yet from 1 pods") {
-		t.Errorf("state %v", err)
-	}
-	if w := ask(m, "10.4.1.9", "10.4.1.9,fd00::9"); w.Code != http.StatusOK {
-		t.Errorf("answered %d", w.Code)
-	}
-	// It requests the other pod by its own address family.
-	if got := m.missing(); len(got) != 1 || got[0] != "10.4.1.9" {
-		t.Errorf("it is to ask %q", got)
-	}
-	if w := ask(m, "10.66.2.1", "10.4.1.9"); w.Code != http.StatusConflict || !strings.Contains(w.Body.String(), "masqueraded: it came from 10.66.2.1") {
-		t.Errorf("masqueraded: %d %s", w.Code, w.Body)
-	}
-	ready := httptest.NewRecorder()
-	m.ServeHTTP(ready, httptest.NewRequestWithContext(t.Context(), http.MethodGet, ReadyPath, http.NoBody))
-	if ready.Code != http.StatusServiceUnavailable {
-		t.Errorf("ready: %d", ready.Code)
-	}
-	// Other clients can't make it request arbitrary addresses.
-	for i := range 100 {
-		ask(m, "10.9.9.9", "10.9.9."+strconv.Itoa(i)+",words,127.0.0.1,169.254.169.254,::ffff:127.0.0.1,0.0.0.0,224.0.0.1,240.0.0.1")
-	}
-	if got := m.missing(); len(got) != most || slices.ContainsFunc(got, func(a string) bool { return !strings.HasPrefix(a, "10.") }) {
-		t.Errorf("it is to ask %d", len(got))
-	}
-	if err := m.State(); err == nil || !strings.Contains(err.Error(), "more than 64 addresses") {
-		t.Errorf("state %v", err)
-	}
-}
-
-// Of three pods the first one is ready when both others have requested it and responded,
-// not when one of them has.
-func TestMeetingOfThree(t *testing.T) {
-	m := NewMeeting([]string{"10.2.1.7"}, []string{"10.8.1.7"}, 2)
-	met := func(address string) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.met[address] = nil
-	}
-	met("10.8.1.7")
-	for i, step := range []struct {
-		do    func()
-		ready bool
-	}{
-		{func() {}, false},
-		{func() { ask(m, "10.8.1.7", "10.8.1.7,fd00:8::7") }, false}, // That one was known.
-		{func() { ask(m, "10.4.1.9", "10.4.1.9") }, false},
-		{func() { met("10.4.1.9") }, false},
-		{func() { ask(m, "10.4.1.9", "10.4.1.9") }, false},  // The same one.
-		{func() { ask(m, "10.66.0.1", "10.6.1.9") }, false}, // Masqueraded.
-		{func() { ask(m, "10.6.1.9", "10.6.1.9") }, false},
-		{func() { met("10.6.1.9") }, true},
-	} {
-		if step.do(); (m.State() == nil) != step.ready {
-			t.Errorf("after step %d: %v", i+1, m.State())
-		}
-	}
-}
-
 // TestLookThroughAProxy connects to API servers as programs with HTTPS_PROXY do.
 func TestLookThroughAProxy(t *testing.T) {
 	server := httptest.NewUnstartedServer(http.NotFoundHandler())
@@ -205,27 +133,5 @@ func TestLookThroughAProxy(t *testing.T) {
 	got = Check(t.Context(), Request{Servers: []Server{{URLs: []string{url}, CA: ca, Proxy: "http://127.0.0.1:1"}}})
 	if !strings.Contains(got.Servers[url], "through the proxy http://127.0.0.1:1: ") {
 		t.Errorf("its own, which isn't there: %q", got.Servers)
-	}
-}
-
-// TestMeetings runs two pods that request each other.
-func TestMeetings(t *testing.T) {
-	const one, two = "10.2.1.7", "127.86.42.5"
-	listener, err := net.Listen("tcp", at(two))
-	if err != nil {
-		t.Fatal(err)
-	}
-	// On loopback all come from one address.
-	there := NewMeeting([]string{two, "127.0.0.1"}, nil, 1)
-	server := httptest.NewUnstartedServer(there)
-	_ = server.Listener.Close()
-	server.Listener = listener
-	server.Start()
-	defer server.Close()
-	if err := NewMeeting([]string{one, "127.0.0.1"}, []string{two}, 0).ask(t.Context(), two); err != nil {
-		t.Error(err)
-	}
-	if err := there.State(); err == nil || strings.Contains(err.Error(), "no request yet") {
-		t.Errorf("it wasn't asked, or needn't ask back: %v", err)
 	}
 }

@@ -3,43 +3,21 @@ package reach
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
-	"strconv"
 	"sync"
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 )
 
-// Meet runs a Meeting for r.MeetFor.
-func Meet(ctx context.Context, r Request) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(r.MeetFor)*time.Second)
-	defer cancel()
-	own, err := addresses(r)
-	if err != nil {
-		return err
-	}
-	meeting := NewMeeting(own, r.Meet, r.Await)
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", ":"+strconv.Itoa(MeetPort))
-	if err != nil {
-		return err
-	}
-	server := &http.Server{Handler: meeting, ReadHeaderTimeout: 5 * time.Second}
-	var group sync.WaitGroup
-	group.Go(func() { _ = server.Serve(listener) }) // returns when the server is closed
-	group.Go(func() { meeting.Ask(ctx) })
-	<-ctx.Done()
-	err = errors.Join(server.Close(), meeting.State())
-	group.Wait()
-	return err
-}
-
 // addresses returns the pod's own global addresses, as pods of other clusters know them.
 func addresses(r Request) ([]string, error) {
-	if len(r.MeetFrom) > 0 {
-		return r.MeetFrom, nil
+	if len(r.Own) > 0 {
+		return r.Own, nil
 	}
 	all, err := net.InterfaceAddrs()
 	if err != nil {
@@ -69,4 +47,53 @@ func plain(address string) string {
 		return ip.Unmap().WithZone("").String()
 	}
 	return address
+}
+
+// Serve serves what other pods try, for r.ServeFor.
+func Serve(ctx context.Context, r Request) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(r.ServeFor)*time.Second)
+	defer cancel()
+	host := ""
+	if len(r.Own) > 0 {
+		host = r.Own[0]
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", at(host))
+	if err != nil {
+		return err
+	}
+	packets, err := new(net.ListenConfig).ListenPacket(ctx, "udp", at(host))
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /seen", func(w http.ResponseWriter, r *http.Request) {
+		from, _ := netip.ParseAddrPort(r.RemoteAddr)
+		_, _ = fmt.Fprintln(w, from.Addr().Unmap().WithZone("")) // fails if the client is gone
+	})
+	mux.HandleFunc("POST /stream", func(w http.ResponseWriter, r *http.Request) {
+		n, _ := io.Copy(io.Discard, r.Body) // also an incomplete stream has a rate
+		_, _ = fmt.Fprintln(w, n)
+	})
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: time.Minute}
+	var group sync.WaitGroup
+	group.Go(func() { _ = server.Serve(listener) }) // returns when the server is closed
+	group.Go(func() { answerDatagrams(packets) })
+	<-ctx.Done()
+	err = errors.Join(server.Close(), packets.Close())
+	group.Wait()
+	return err
+}
+
+func answerDatagrams(packets net.PacketConn) {
+	buffer := make([]byte, 1<<16)
+	for {
+		n, from, err := packets.ReadFrom(buffer)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil || n < smallest {
+			continue
+		}
+		_, _ = packets.WriteTo(datagram(buffer[:n]), from) // the other pod retries
+	}
 }

@@ -39,12 +39,6 @@ type Try struct {
 	Carries int `json:"carries,omitempty"`
 }
 
-// Name is the result of resolving a name.
-type Name struct {
-	Error     string   `json:"error,omitempty"`
-	Addresses []string `json:"addresses,omitempty"`
-}
-
 // Stream is the rate of TCP streams together in bits per second.
 type Stream struct {
 	Error string  `json:"error,omitempty"`
@@ -90,9 +84,6 @@ func (r *Result) Encode() ([]byte, error) {
 		for i := range r.Connections {
 			r.Connections[i].Error, r.Connections[i].Datagrams = cut(r.Connections[i].Error, size), cut(r.Connections[i].Datagrams, size)
 		}
-		for i := range r.Named {
-			r.Named[i].Error = cut(r.Named[i].Error, size)
-		}
 		for i := range r.Services {
 			r.Services[i].Name, r.Services[i].DNS = cut(r.Services[i].Name, size), cut(r.Services[i].DNS, size)
 			for address, err := range r.Services[i].Failed {
@@ -107,10 +98,10 @@ func (r *Result) Encode() ([]byte, error) {
 // maxResult is the maximum length of a termination message in bytes.
 const maxResult = 4096
 
-// TryAll tries pods, asks services, resolves names and sends a stream, as requested.
+// TryAll tries pods, asks services and sends a stream, as requested.
 func TryAll(ctx context.Context, r Request, result *Result) {
 	own, err := addresses(r)
-	result.Connections, result.Named, result.Services = make([]Try, len(r.Try)), make([]Name, len(r.Names)), make([]ServiceResult, len(r.Asks))
+	result.Connections, result.Services = make([]Try, len(r.Try)), make([]ServiceResult, len(r.Asks))
 	limit := cmp.Or(time.Duration(r.Patience)*time.Second, patience)
 	end := time.Now().Add(time.Duration(r.AskFor) * time.Second)
 	var group sync.WaitGroup
@@ -128,9 +119,6 @@ func TryAll(ctx context.Context, r Request, result *Result) {
 			result.Services[i] = askService(ctx, service)
 			result.Services[i].repeat(ctx, service, end)
 		})
-	}
-	for i, name := range r.Names {
-		group.Go(func() { result.Named[i] = resolve(ctx, name, limit) })
 	}
 	group.Wait()
 	if r.Stream != "" {
@@ -286,7 +274,7 @@ func get(ctx context.Context, method, address, path string, body io.Reader) (str
 	return strings.TrimSpace(string(answer)), err
 }
 
-func at(address string) string { return net.JoinHostPort(address, strconv.Itoa(MeetPort)) }
+func at(address string) string { return net.JoinHostPort(address, strconv.Itoa(Port)) }
 
 // whoAmI returns the source address that a pod sees of this one.
 func whoAmI(ctx context.Context, address string) (string, error) {
@@ -363,16 +351,6 @@ func roundTrips(ctx context.Context, address string, duration time.Duration, fou
 	}
 }
 
-func resolve(ctx context.Context, name string, limit time.Duration) Name {
-	// The final dot prevents the use of the search list.
-	answer, err := until(ctx, limit, func(ctx context.Context) (string, error) {
-		found, err := net.DefaultResolver.LookupHost(ctx, strings.TrimSuffix(name, ".")+".")
-		slices.Sort(found)
-		return strings.Join(found[:min(len(found), mostNamed)], " "), err
-	})
-	return Name{Error: text(err), Addresses: strings.Fields(answer)}
-}
-
 // echo sends a datagram and waits for the response: its number and its length.
 func echo(conn *net.UDPConn, size int, wait time.Duration) (time.Duration, error) {
 	began := time.Now()
@@ -400,53 +378,4 @@ func echo(conn *net.UDPConn, size int, wait time.Duration) (time.Duration, error
 // datagram returns the response to a datagram, shorter than any request.
 func datagram(packet []byte) []byte {
 	return binary.BigEndian.AppendUint32(slices.Clone(packet[:8]), uint32(len(packet)))
-}
-
-// Serve serves what other pods try, for r.ServeFor.
-func Serve(ctx context.Context, r Request) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(r.ServeFor)*time.Second)
-	defer cancel()
-	host := ""
-	if len(r.MeetFrom) > 0 {
-		host = r.MeetFrom[0]
-	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", at(host))
-	if err != nil {
-		return err
-	}
-	packets, err := new(net.ListenConfig).ListenPacket(ctx, "udp", at(host))
-	if err != nil {
-		return errors.Join(err, listener.Close())
-	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /seen", func(w http.ResponseWriter, r *http.Request) {
-		from, _ := netip.ParseAddrPort(r.RemoteAddr)
-		_, _ = fmt.Fprintln(w, from.Addr().Unmap().WithZone("")) // fails if the client is gone
-	})
-	mux.HandleFunc("POST /stream", func(w http.ResponseWriter, r *http.Request) {
-		n, _ := io.Copy(io.Discard, r.Body) // also an incomplete stream has a rate
-		_, _ = fmt.Fprintln(w, n)
-	})
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: time.Minute}
-	var group sync.WaitGroup
-	group.Go(func() { _ = server.Serve(listener) }) // returns when the server is closed
-	group.Go(func() { answerDatagrams(packets) })
-	<-ctx.Done()
-	err = errors.Join(server.Close(), packets.Close())
-	group.Wait()
-	return err
-}
-
-func answerDatagrams(packets net.PacketConn) {
-	buffer := make([]byte, 1<<16)
-	for {
-		n, from, err := packets.ReadFrom(buffer)
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil || n < smallest {
-			continue
-		}
-		_, _ = packets.WriteTo(datagram(buffer[:n]), from) // the other pod retries
-	}
 }

@@ -18,7 +18,7 @@ func serve(t *testing.T, address string) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	group.Go(func() {
-		if err := Serve(ctx, Request{ServeFor: 120, MeetFrom: []string{address}}); err != nil {
+		if err := Serve(ctx, Request{ServeFor: 120, Own: []string{address}}); err != nil {
 			t.Errorf("serve: %v", err)
 		}
 	})
@@ -33,7 +33,7 @@ func TestPodsThatTry(t *testing.T) {
 	const there, self = "127.86.42.1", "127.0.0.1"
 	serve(t, there)
 	var got Result
-	TryAll(t.Context(), Request{Try: []string{there}, MeetFrom: []string{self, there}, Stream: there, StreamFor: 1, Streams: 2}, &got)
+	TryAll(t.Context(), Request{Try: []string{there}, Own: []string{self, there}, Stream: there, StreamFor: 1, Streams: 2}, &got)
 	if try := got.Connections[0]; try.Error+try.Datagrams+try.Seen != "" || try.RTT == 0 || try.MTU == 0 || try.Carries != try.MTU {
 		t.Errorf("tried: %+v", try)
 	}
@@ -50,7 +50,7 @@ func TestNoResponse(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	var got Result
-	TryAll(ctx, Request{Try: []string{"127.86.42.2"}, Stream: "127.86.42.2", MeetFrom: []string{"127.0.0.1"}}, &got)
+	TryAll(ctx, Request{Try: []string{"127.86.42.2"}, Stream: "127.86.42.2", Own: []string{"127.0.0.1"}}, &got)
 	if got.Connections[0].Error == "" || got.Streamed.Error == "" {
 		t.Errorf("got %+v, %+v", got.Connections, got.Streamed)
 	}
@@ -91,7 +91,7 @@ func TestEncodedResultFits(t *testing.T) {
 		r.Connections = append(r.Connections, Try{Error: strings.Repeat(`"`, longest), Seen: "fd00:10:2:1111:2222:3333:4444:5555", RTT: 1e6, MTU: 65535, Carries: 65535})
 	}
 	for range 3 {
-		r.Named = append(r.Named, Name{Error: strings.Repeat("x", longest)})
+		r.Services = append(r.Services, ServiceResult{Name: strings.Repeat("x", longest)})
 	}
 	encoded, err := r.Encode()
 	if err != nil || len(encoded) > maxResult {
