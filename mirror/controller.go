@@ -290,11 +290,9 @@ func (c *Controller) pass(now time.Time) (names []string, first bool) {
 		return names, true
 	}
 	for _, src := range c.sources {
-		more, synced, stale := src.Read(func(drained bool) { s.drain(src.Cluster, drained) })
+		synced, stale := src.Read(func(drained bool) { s.drain(src.Cluster, drained) })
 		// Without the zones, local endpoints would lose their hints.
-		if s.contact(src.ID, synced && (zonesKnown || !src.Local), stale); more {
-			c.trigger.Fire()
-		}
+		s.contact(src.ID, synced && (zonesKnown || !src.Local), stale)
 	}
 	if c.multi != nil {
 		if c.importAfter.IsZero() && c.multi.served.IsOpen() {

@@ -22,7 +22,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/logtest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/synctest"
-	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
+	"github.com/kube-semaphore/kube-semaphore/mirror/published"
 )
 
 // partial is an API server that serves the Multi-Cluster Services API, and lets its objects be
@@ -64,7 +64,7 @@ func TestDetector(t *testing.T) {
 		server, out := &partial{}, &logtest.Buffer{}
 		client, err := kube.NewClient(&rest.Config{Host: "http://api", Transport: server, QPS: -1})
 		must(t, err)
-		d := &detector{client: client, served: feeds.NewGate(), notify: func() {}, families: func([]corev1.IPFamily) {}, log: errlog.Log{
+		d := &detector{client: client, served: published.NewGate(), notify: func() {}, families: func([]corev1.IPFamily) {}, log: errlog.Log{
 			Logger: slog.New(slog.NewTextHandler(out, nil)), Failing: "off", Quiet: detectEvery,
 		}}
 		kubetest.Run(t, []run.Task{d}, nil)

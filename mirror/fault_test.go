@@ -13,12 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
-	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
-	"github.com/kube-semaphore/kube-semaphore/mirror/published"
 )
 
 // TestEndpointsFollowWhileTheServiceIsRefused makes the API server refuse changes of a Service.
@@ -278,64 +275,6 @@ func TestFailuresOfOneRemotesServicesDontDelayAnothers(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestEventsOfOneRemoteDontDelayAnothers sends more events of one remote than a pass
-// processes, and then one event of another remote, which the next pass processes. The
-// remaining events need further passes, each of which schedules the next one.
-func TestEventsOfOneRemoteDontDelayAnothers(t *testing.T) {
-	bubble(t, func(t *testing.T, f *fakes) {
-		const flood = 3*feeds.Part + 1
-		c := f.controller(t, nil)
-		kubetest.Run(t, slices.DeleteFunc(c.Tasks(), func(task run.Task) bool { return task == run.Task(c.loop) }), nil)
-		source := func(cluster string) *published.Source {
-			return c.sources[slices.IndexFunc(c.sources, func(s *published.Source) bool { return s.Cluster == cluster })]
-		}
-		wait(t, "all to be read", func() error {
-			c.pass(time.Now())
-			if !c.ready || !source("aws").Services.Complete || !source("merit").Services.Complete {
-				return errors.New("not synced")
-			}
-			return nil
-		})
-		for n := range flood {
-			put(t, f.aws, "shop", svc(fmt.Sprintf("web-%d", n)))
-		}
-		wait(t, "the services of aws", func() error {
-			if n := source("aws").Services.Len(); n < flood {
-				return fmt.Errorf("%d of %d", n, flood)
-			}
-			return nil
-		})
-		put(t, f.merit, "shop", svc("web"))
-		wait(t, "the service of merit", func() error {
-			if source("merit").Services.Len() == 0 {
-				return errors.New("not read")
-			}
-			return nil
-		})
-		for n := range flood/feeds.Part + 1 {
-			c.trigger.Fire()
-			<-c.trigger.C()
-			names, _ := c.pass(time.Now())
-			var more bool
-			select {
-			case <-c.trigger.C():
-				more = true
-			default:
-			}
-			left := flood - n*feeds.Part
-			if aws := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !strings.HasPrefix(name, "aws-") }); len(aws) != min(left, feeds.Part) {
-				t.Errorf("pass %d takes %d services of aws, want %d", n, len(aws), min(left, feeds.Part))
-			}
-			if has := slices.Contains(names, "merit-shop-73736d-web"); has != (n == 0) {
-				t.Errorf("pass %d takes the service of merit: %v", n, has)
-			}
-			if !more && left > feeds.Part {
-				t.Errorf("pass %d doesn't ask for the next", n)
-			}
-		}
-	})
 }
 
 // TestUnreachableRemoteDoesntDelayOthers starts with a remote that never answers and has no

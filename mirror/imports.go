@@ -18,15 +18,15 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
-	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
+	"github.com/kube-semaphore/kube-semaphore/mirror/published"
 )
 
 // multicluster is the part of a controller for the Multi-Cluster Services API in the local
 // cluster.
 type multicluster struct {
-	served     *feeds.Gate // the local cluster serves the API
+	served     *published.Gate // the local cluster serves the API
 	imports    *kube.Feed[ObservedImport]
 	services   *kube.Feed[ObservedService]
 	slices     *kube.Feed[ObservedSlice]
@@ -37,14 +37,14 @@ type multicluster struct {
 func (m *multicluster) tasks() []run.Task {
 	return []run.Task{
 		&m.detect,
-		feeds.Behind{Task: m.imports, Gate: m.served}, feeds.Behind{Task: m.services, Gate: m.served}, feeds.Behind{Task: m.slices, Gate: m.served}, feeds.Behind{Task: m.namespaces, Gate: m.served},
+		published.Behind{Task: m.imports, Gate: m.served}, published.Behind{Task: m.services, Gate: m.served}, published.Behind{Task: m.slices, Gate: m.served}, published.Behind{Task: m.namespaces, Gate: m.served},
 	}
 }
 
 // newMulticluster returns the feeds of imports and their objects.
 func (c *Controller) newMulticluster() *multicluster {
 	sums := c.state.sums
-	m := &multicluster{served: feeds.NewGate()}
+	m := &multicluster{served: published.NewGate()}
 	m.detect = detector{client: c.cfg.Client, namespace: c.cfg.Namespace, served: m.served, notify: c.trigger.Fire, families: c.state.local.answers.has, log: errlog.Log{
 		Logger: c.log, Failing: "the Multi-Cluster Services API is off", Quiet: detectEvery,
 	}}
@@ -111,7 +111,7 @@ func (m *multicluster) read(s *state) {
 // fault returns why the imports can't be read, such as a missing right.
 func (m *multicluster) fault() error {
 	var errs []error
-	for _, f := range []feeds.Health{m.imports, m.services, m.slices, m.namespaces} {
+	for _, f := range []published.Health{m.imports, m.services, m.slices, m.namespaces} {
 		if !f.Synced() || f.Stale() {
 			errs = append(errs, f.Err())
 		}
@@ -127,7 +127,7 @@ const detectEvery = 30 * time.Second
 type detector struct {
 	client    kube.Client
 	namespace string // of mirrors
-	served    *feeds.Gate
+	served    *published.Gate
 	notify    func()
 	families  func([]corev1.IPFamily) // is called with those of the cluster
 	log       errlog.Log

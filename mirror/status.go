@@ -11,7 +11,6 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
-	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 	"github.com/kube-semaphore/kube-semaphore/mirror/published"
@@ -268,7 +267,7 @@ func (c *Controller) clusterStatus(t totals) []statuspage.MirrorCluster {
 	return all
 }
 
-func watchStatus(w feeds.Health, kind string) statuspage.Watch {
+func watchStatus(w published.Health, kind string) statuspage.Watch {
 	return statuspage.Watch{Kind: kind, Stale: w.Stale(), Connection: kube.Connection(w.Synced(), w.LastContact(), errors.Join(w.Err(), w.OverQuota()))}
 }
 

@@ -3,6 +3,7 @@ package published
 import (
 	"log/slog"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -16,7 +17,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
-	"github.com/kube-semaphore/kube-semaphore/mirror/feeds"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
@@ -38,7 +38,7 @@ type SourceConfig struct {
 	// LocalFirst selects services that prefer local endpoints; nil: none.
 	LocalFirst labels.Selector
 	// Served opens when the local cluster serves the API of exports.
-	Served *feeds.Gate
+	Served *Gate
 	// Drained is the annotation that marks a cluster as drained; empty: it isn't read.
 	Drained string
 	// Count returns what counts the events of a watch of a resource.
@@ -51,14 +51,14 @@ type SourceConfig struct {
 // Source reads a Set.
 type Source struct {
 	*Set
-	Services *feeds.Tap[origin.Service]
-	Slices   *feeds.Tap[origin.Slice]
+	Services *kube.Feed[origin.Service]
+	Slices   *kube.Feed[origin.Slice]
 	// Exports are nil for other kinds. Services and slices are read once there is an export, when
 	// Needed opens.
-	Exports *feeds.Tap[mcs.Export]
-	Needed  *feeds.Gate
+	Exports *kube.Feed[mcs.Export]
+	Needed  *Gate
 	drain   *kube.Feed[drainMark]
-	served  *feeds.Gate
+	served  *Gate
 }
 
 // drainMark is the trimmed Service whose annotation marks its cluster as drained.
@@ -68,14 +68,14 @@ type drainMark struct{ drained bool }
 func NewSource(cfg *SourceConfig) *Source {
 	prefix := map[Kind]string{Merged: "global ", Exported: "exported "}[cfg.Set.Kind]
 	src := &Source{Set: cfg.Set, served: cfg.Served}
-	src.Services = feeds.NewTap(watchOf(cfg, prefix+"services", "service", kube.ReadServices(cfg.Client, metav1.NamespaceAll, selecting(cfg.Services)),
+	src.Services = kube.NewFeed(watchOf(cfg, prefix+"services", "service", kube.ReadServices(cfg.Client, metav1.NamespaceAll, selecting(cfg.Services)),
 		(*origin.Service).Equal, func(s *corev1.Service) (*origin.Service, bool) {
 			if cfg.Made(s) {
 				return nil, false
 			}
 			return origin.TrimService(s, cfg.LocalFirst), true
 		}))
-	src.Slices = feeds.NewTap(watchOf(cfg, prefix+"endpointslices", "endpointslice", kube.ReadEndpointSlices(cfg.Client, selecting(cfg.Slices)),
+	src.Slices = kube.NewFeed(watchOf(cfg, prefix+"endpointslices", "endpointslice", kube.ReadEndpointSlices(cfg.Client, selecting(cfg.Slices)),
 		(*origin.Slice).Equal, func(s *discoveryv1.EndpointSlice) (*origin.Slice, bool) {
 			if cfg.MadeSlice(s) {
 				return nil, false
@@ -83,8 +83,8 @@ func NewSource(cfg *SourceConfig) *Source {
 			return origin.TrimSlice(s, cfg.Pods)
 		}))
 	if cfg.Set.Kind == Exported {
-		src.Needed = feeds.NewGate()
-		src.Exports = feeds.NewTap(watchOf(cfg, "service exports", "serviceexport", kube.ReadServiceExports(cfg.Client),
+		src.Needed = NewGate()
+		src.Exports = kube.NewFeed(watchOf(cfg, "service exports", "serviceexport", kube.ReadServiceExports(cfg.Client),
 			(*mcs.Export).Equal, func(e *v1beta1.ServiceExport) (*mcs.Export, bool) { return mcs.TrimExport(e, cfg.Set.Local) }))
 	}
 	if cfg.Drained != "" {
@@ -132,33 +132,39 @@ func newDrain(cfg *SourceConfig) *kube.Feed[drainMark] {
 	})
 }
 
-// Read updates the set with the next changes. It returns whether there are more, and whether the
-// set is complete and stale then, for Set.Synced and Set.Stale. drained is called with whether the
-// cluster is marked as drained, when that changes.
-func (src *Source) Read(drained func(is bool)) (more, synced, stale bool) {
-	services := src.Services.Take(func(c *kube.Change[origin.Service]) {
+// Read updates the set. It returns whether the set is complete and stale, for Set.Synced and
+// Set.Stale. drained is called with whether the cluster is marked as drained, when that changes.
+func (src *Source) Read(drained func(is bool)) (synced, stale bool) {
+	// In this order: if a feed isn't stale, its list is complete before Changes is called.
+	stale = src.Services.Stale() || src.Slices.Stale()
+	services, synced := src.Services.Changes()
+	for _, c := range services {
 		o := c.After
 		if o == nil {
 			o = c.Before
 		}
 		src.PutService(o.Key, c.After)
-	})
-	slices := src.Slices.Take(func(c *kube.Change[origin.Slice]) { src.PutSlice(c.Before, c.After) })
-	more, synced, stale = services || slices, src.Services.Complete && src.Slices.Complete, src.Services.Outdated || src.Slices.Outdated
+	}
+	slices, known := src.Slices.Changes()
+	for _, c := range slices {
+		src.PutSlice(c.Before, c.After)
+	}
+	synced = synced && known
 	if src.Exports != nil {
-		exports := src.Exports.Take(func(c *kube.Change[mcs.Export]) {
+		outdated := src.Exports.Stale()
+		exports, known := src.Exports.Changes()
+		for _, c := range exports {
 			k := origin.Key{}
 			k.Namespace, k.Name, _ = strings.Cut(c.Key, "/")
 			src.PutExport(k, c.After)
-		})
+		}
 		if src.Exports.Len() > 0 {
 			src.Needed.Open()
 		}
-		more = more || exports
 		if !src.Needed.IsOpen() {
-			return more, src.Exports.Complete, src.Exports.Outdated
+			return known, outdated
 		}
-		synced, stale = synced && src.Exports.Complete, stale || src.Exports.Outdated
+		synced, stale = synced && known, stale || outdated
 	}
 	if src.drain != nil {
 		changes, known := src.drain.Changes()
@@ -168,7 +174,7 @@ func (src *Source) Read(drained func(is bool)) (more, synced, stale bool) {
 		// A cluster that doesn't let it be read isn't drained.
 		synced = synced && (known || src.drain.Err() != nil)
 	}
-	return more, synced, stale
+	return synced, stale
 }
 
 // Tasks returns the feeds.
@@ -181,15 +187,24 @@ func (src *Source) Tasks() []run.Task {
 		return tasks
 	}
 	for i, task := range tasks {
-		tasks[i] = feeds.Behind{Task: task, Gate: src.Needed}
+		tasks[i] = Behind{Task: task, Gate: src.Needed}
 	}
-	return append(tasks, feeds.Behind{Task: src.Exports, Gate: src.served})
+	return append(tasks, Behind{Task: src.Exports, Gate: src.served})
+}
+
+// Health is the status of a feed.
+type Health interface {
+	Synced() bool
+	Stale() bool
+	LastContact() time.Time
+	Err() error
+	OverQuota() error
 }
 
 // Watch is one of the watches of a source.
 type Watch struct {
 	Kind string
-	feeds.Health
+	Health
 }
 
 // Watches returns those that run.

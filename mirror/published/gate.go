@@ -1,4 +1,4 @@
-package feeds
+package published
 
 import (
 	"context"
