@@ -284,11 +284,8 @@ func (a *applier) service(ctx context.Context, k origin.Key, have *ObservedServi
 		}
 		return made, err
 	})
-	if c.Object == aDerived {
-		if apierrors.IsAlreadyExists(err) {
-			return response{}, a.notDerived(ctx, k, name, err)
-		}
-		a.local.answers.support(k, familyUnsupported(err))
+	if c.Object == aDerived && apierrors.IsAlreadyExists(err) {
+		return response{}, a.notDerived(ctx, k, name, err)
 	}
 	if err != nil {
 		return response{}, err
@@ -334,18 +331,6 @@ func servicePatch(have identity, want *corev1.Service, m *marks) mergePatch {
 		p = owned(p, want.OwnerReferences)
 	}
 	return p
-}
-
-// familyUnsupported reports whether a Service was refused because the cluster doesn't have its
-// IP family.
-func familyUnsupported(err error) bool {
-	var status apierrors.APIStatus
-	if !apierrors.IsInvalid(err) || !errors.As(err, &status) || status.Status().Details == nil {
-		return false
-	}
-	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool {
-		return strings.HasPrefix(c.Field, "spec.ipFamilies")
-	})
 }
 
 // notDerived returns why a derived Service already exists: it is another client's, which the
@@ -542,9 +527,7 @@ func (a *applier) importStatus(ctx context.Context, k origin.Key, want *Service,
 		return response{}, keep.ErrOutdated // the next pass has another one
 	}
 	with := *want.Imported
-	if with.IPs = now.spec.IPs; !with.Headless {
-		with.Unsupported = !a.local.answers.supported(k)
-	}
+	with.IPs = now.spec.IPs
 	is := a.local.imported.get(want)
 	is.Import, is.Service = now, a.local.derived(k)
 	with.Rejected, with.Instead = a.local.answers.refusals(k, want, &is)

@@ -218,10 +218,10 @@ func (t *Service) seal(sums summer, have *Observed, answers *answers) {
 		return
 	}
 	i, k := t.Imported, t.Origin.Key
-	i.Unsupported = !answers.supported(k)
-	if cluster := answers.clusterFamilies(); t.Spec.Headless {
-		i.Families = i.Import.Families(cluster)
-		i.Unsupported = len(i.Families) == 0 && len(cluster) > 0
+	cluster := answers.clusterFamilies()
+	common := i.Import.Families(cluster)
+	if i.Unsupported = len(common) == 0 && len(cluster) > 0; t.Spec.Headless {
+		i.Families = common
 	}
 	if o := have.Service; o != nil && o.ours && !t.Spec.Headless && !o.spec.Headless && (o.owner == "" || o.ownedBy(have.Import)) {
 		i.IPs, i.Families = o.ips, o.families

@@ -70,9 +70,8 @@ type objectName struct{ object, name string }
 // answers are what the API server has answered to writes of imports.
 type answers struct {
 	mu sync.Mutex
-	// unsupported are the imports whose derived Service was refused for its IP family, and
-	// deleted those whose ServiceImport the last write deleted.
-	unsupported, deleted map[origin.Key]bool
+	// deleted are the imports whose ServiceImport the last write deleted.
+	deleted map[origin.Key]bool
 	// refused is what the API server refuses of imports.
 	refused map[origin.Key]map[objectName]refusal
 	// families are those of the cluster; none: not known.
@@ -80,7 +79,7 @@ type answers struct {
 }
 
 func newAnswers() answers {
-	return answers{unsupported: map[origin.Key]bool{}, deleted: map[origin.Key]bool{}, refused: map[origin.Key]map[objectName]refusal{}}
+	return answers{deleted: map[origin.Key]bool{}, refused: map[origin.Key]map[objectName]refusal{}}
 }
 
 // importSpacing is the minimum time between the deletion of an import and its next write, so
@@ -97,15 +96,6 @@ func (l *answers) spacing(name string) time.Duration {
 	}
 	delete(l.deleted, k)
 	return importSpacing
-}
-
-// support notes whether the derived Service of an import was refused for its IP family.
-func (l *answers) support(k origin.Key, refused bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if delete(l.unsupported, k); refused {
-		l.unsupported[k] = true
-	}
 }
 
 // has notes the IP families of the cluster.
@@ -125,15 +115,8 @@ func (l *answers) clusterFamilies() []corev1.IPFamily {
 func (l *answers) gone(k origin.Key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.unsupported, k)
 	delete(l.refused, k)
 	l.deleted[k] = true
-}
-
-func (l *answers) supported(k origin.Key) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return !l.unsupported[k]
 }
 
 // answered notes what became of a change of an import.

@@ -47,7 +47,7 @@ func (i *Import) Object(namespace, name string, ips []string, families []corev1.
 	return o
 }
 
-// Families returns the IP families of a headless import: those of its exports that the local
+// Families returns the IP families that an import can have: those of its exports that the local
 // cluster has, in the order of the cluster.
 func (i *Import) Families(cluster []corev1.IPFamily) []corev1.IPFamily {
 	var all []corev1.IPFamily
