@@ -62,13 +62,13 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], clust
 	}
 	lost := map[netip.Addr]bool{}
 	for i := range changes {
-		if c := &changes[i]; c.Object == aSlice && c.Ports == nil {
+		if c := &changes[i]; c.Object == aSlice {
 			for _, address := range c.loses(have) {
 				lost[address] = true
 			}
 		}
 	}
-	may := a.turns(cluster, have, want, changes, func(i int) bool { return waits[i] > 0 }, func(i int) bool {
+	may := a.turns(cluster, want, changes, func(i int) bool { return waits[i] > 0 }, func(i int) bool {
 		// One that gets an endpoint comes with the one that loses it, which waits for it.
 		return changes[i].urgent(have) || slices.ContainsFunc(changes[i].gains(have), func(address netip.Addr) bool { return lost[address] })
 	})
@@ -90,7 +90,7 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], clust
 			later(wait)
 			continue
 		}
-		if !may[i] || c.Object == aSlice && c.Ports == nil && slices.ContainsFunc(c.loses(have), func(address netip.Addr) bool { return late[address] }) {
+		if !may[i] || c.Object == aSlice && slices.ContainsFunc(c.loses(have), func(address netip.Addr) bool { return late[address] }) {
 			if waiting = true; c.Object == aSlice {
 				for _, address := range c.gains(have) {
 					late[address] = true
@@ -150,10 +150,10 @@ func (c *Change) name(have *Observed) string {
 
 // urgent reports whether a change removes something.
 func (c *Change) urgent(have *Observed) bool {
-	if c.Object == aSlice && c.Verb == verbPatch && c.Ports == nil {
+	if c.Object == aSlice && c.Verb == verbPatch {
 		return exposed.Loses([]exposed.Set{have.Slices[c.Name].Set}, []exposed.Set{c.Slice.exposed()})
 	}
-	return c.Verb == verbDelete || c.Ports != nil
+	return c.Verb == verbDelete
 }
 
 // response is the object in the response to a write; zero: it was deleted.
@@ -386,7 +386,7 @@ func (w *sliceWriter) write(ctx context.Context, have *ObservedSlice, owner type
 	var made *discoveryv1.EndpointSlice
 	var instead []string
 	var err error
-	if c.Slice == nil {
+	if c.Slice.kept != nil {
 		made, err = w.patch(ctx, nil, storing)
 	} else {
 		object := c.Slice.object(w.home, w.want, owner)
@@ -409,12 +409,12 @@ func (w *sliceWriter) write(ctx context.Context, have *ObservedSlice, owner type
 	return response{o.sum, instead}, nil
 }
 
-// patch makes a slice the given object; nil: it restricts its ports.
+// patch makes a slice the given object; nil: it restricts the ports of a kept one.
 func (w *sliceWriter) patch(ctx context.Context, object *discoveryv1.EndpointSlice, how writing) (*discoveryv1.EndpointSlice, error) {
 	var p mergePatch
 	if object == nil {
 		p = marked(w.c.have, &discoveryv1.EndpointSlice{}, &marks{})
-		p["ports"] = w.c.Ports
+		p["ports"] = w.c.Slice.origin.Ports
 	} else {
 		p = marked(w.c.have, object, w.marks)
 		p["endpoints"], p["ports"] = object.Endpoints, object.Ports

@@ -147,16 +147,17 @@ func (w *world) drift(r *rand.Rand) {
 func (w *world) contents() map[string]string {
 	texts := map[string]string{}
 	w.each(func(want *Service, _ *Observed) {
-		if want.Absent && want.Hold == "" && len(want.Keep) == 0 {
+		if want.Absent && want.Hold == "" && len(want.Slices) == 0 {
 			return
 		}
 		text := fmt.Sprint(want.Absent, want.Origin, want.Hold, want.Outdated, want.Conflicts, want.Refused)
-		for _, r := range want.Keep {
-			text += fmt.Sprint(" ", r.slice.Name, len(r.Ports))
-		}
 		objects := []any{want.object(home, "")}
 		for i := range want.Slices {
-			objects = append(objects, want.Slices[i].object(home, want, ""))
+			if sl := &want.Slices[i]; sl.kept != nil {
+				text += fmt.Sprint(" ", sl.Name, len(sl.origin.Ports))
+			} else {
+				objects = append(objects, sl.object(home, want, ""))
+			}
 		}
 		for _, object := range objects {
 			data, _ := json.Marshal(object) // it never fails for these types

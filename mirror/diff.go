@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -33,9 +32,7 @@ const (
 type Change struct {
 	Verb, Object string
 	Name         string
-	// Slice is the desired slice, or Ports are those that a retained one is restricted to.
-	Slice *Slice
-	Ports []discoveryv1.EndpointPort
+	Slice        *Slice // the desired one
 	// Why is the reason of a deletion.
 	Why  string
 	have identity // of the changed or deleted object
@@ -55,7 +52,7 @@ type Change struct {
 //	| none             | an object   | create                                                      |
 //	| ours             | another one | patch; or delete and create if immutable                    |
 //	| ours             | none        | delete                                                      |
-//	| a slice          | retained    | patch, if it has ports that must go                         |
+//	| a slice          | kept        | patch, if it has ports that must go                         |
 //
 // An import comes before what it owns, but a new Service before a new import, which has its
 // addresses. Slices that get endpoints come before those that lose some.
@@ -154,23 +151,18 @@ func diffSlices(have *Observed, want *Service) (changes []Change) {
 	for i := range want.Slices {
 		w := &want.Slices[i]
 		switch o := have.Slices[w.Name]; {
+		case o == nil && w.kept != nil:
 		case o == nil:
 			changes = append(changes, Change{Verb: verbCreate, Object: aSlice, Name: w.Name, Slice: w, want: w.sum})
-		case !o.ours, o.going, o.sum == w.sum && (!isImport || o.ownedBy(have.Import)):
+		case !o.ours, o.going, o.sum == w.sum && (!isImport || w.kept != nil || o.ownedBy(have.Import)):
 		default:
 			changes = append(changes, Change{Verb: verbPatch, Object: aSlice, Name: w.Name, Slice: w, have: o.identity, want: w.sum})
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(have.Slices)) {
 		o := have.Slices[name]
-		if !o.ours || o.going || o.service != want.Name || want.slice(name) != nil {
-			continue
-		}
-		switch r := want.retained(name); {
-		case r == nil:
+		if o.ours && !o.going && o.service == want.Name && want.slice(name) == nil {
 			changes = append(changes, Change{Verb: verbDelete, Object: aSlice, Name: name, have: o.identity})
-		case r.sum != o.sum:
-			changes = append(changes, Change{Verb: verbPatch, Object: aSlice, Name: name, Ports: r.Ports, have: o.identity, want: r.sum})
 		}
 	}
 	return changes
@@ -215,7 +207,7 @@ func inOrder(have *Observed, changes []Change) (sorted []Change) {
 	coming := map[netip.Addr]int{} // numbers of changes
 	var losing []Change
 	for _, c := range changes {
-		if c.Ports != nil || len(c.loses(have)) == 0 {
+		if len(c.loses(have)) == 0 {
 			sorted = append(sorted, c)
 			continue
 		}

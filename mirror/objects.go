@@ -97,22 +97,18 @@ type Service struct {
 	// Former are clusters of a global service that are no longer configured.
 	Former []string
 	// Hold is the reason for which the service must not be changed yet, and Until the end of
-	// that, if there is one. Keep has slices to retain that aren't desired, sorted by name.
+	// that, if there is one.
 	Hold  string
 	Until time.Time
-	Keep  []Retained
 
 	// Imported is that of an import; nil: it is none, or must not exist. Conditions are those of
 	// the export of the local cluster; nil: there is none, or they must not change yet.
 	Imported   *Imported
 	Conditions []metav1.Condition
 
-	prefix string // of the remote; "gl" for a global service
-	// keeps are, by cluster of unknown state, whether it is used for a frontend; nil: for all.
-	keeps    map[string]map[exposed.Frontend]bool
-	names    map[string]map[string]string // part.names of them
-	sum      sum                          // of the Service
-	conflict mcs.Conflict                 // of an import
+	prefix   string       // of the remote; "gl" for a global service
+	sum      sum          // of the Service
+	conflict mcs.Conflict // of an import
 }
 
 // Imported is the desired state of an import, beyond that of its endpoints.
@@ -137,15 +133,6 @@ func (i *Imported) object(k origin.Key) *v1beta1.ServiceImport {
 	return i.Object(k.Namespace, k.Name, i.IPs, i.Families)
 }
 
-// Retained is a slice that stays as it is, except for ports that must go.
-type Retained struct {
-	// Ports are the remaining ones.
-	Ports []discoveryv1.EndpointPort
-
-	slice *ObservedSlice
-	sum   sum // with Ports
-}
-
 // Tally counts the used endpoints of a cluster in a service, those of them that are
 // withdrawn, and the rejected ones, with an example.
 type Tally struct {
@@ -165,7 +152,10 @@ type Slice struct {
 	Name, Cluster string
 	Endpoints     []origin.Endpoint
 
-	origin   *origin.Slice
+	origin *origin.Slice
+	// kept is the existing slice, if the state of its cluster is unknown: it stays as it is, except
+	// for ports that must go, and origin is made from it.
+	kept     *ObservedSlice
 	zones    []string // hints; nil: none
 	headless bool
 	// nodes: endpoints have their nodes, which must be those of the local cluster.
@@ -194,24 +184,20 @@ func (t *Service) slice(name string) *Slice {
 	return &t.Slices[i]
 }
 
-// retained is slice for Keep.
-func (t *Service) retained(name string) *Retained {
-	i, found := slices.BinarySearchFunc(t.Keep, name, func(r Retained, name string) int { return strings.Compare(r.slice.Name, name) })
-	if !found {
-		return nil
-	}
-	return &t.Keep[i]
-}
-
 // seal completes a planned service by what its desired objects are, as sums.
 func (t *Service) seal(sums summer, have *Observed, answers *answers) {
-	if t.Absent {
-		return
-	}
 	service, slice := marksOf(t.Name)
 	for i := range t.Slices {
-		object := t.Slices[i].object("", t, "")
-		t.Slices[i].sum, t.Slices[i].size = sums.slice(object, slice), object.Size()
+		w := &t.Slices[i]
+		if o := w.kept; o != nil {
+			w.sum, w.size = sums.withPorts(o, w.origin.Ports), o.size
+			continue
+		}
+		object := w.object("", t, "")
+		w.sum, w.size = sums.slice(object, slice), object.Size()
+	}
+	if t.Absent {
+		return
 	}
 	t.sum = sums.service(t.object("", ""), service)
 	if t.Imported == nil {

@@ -83,6 +83,19 @@ func (o *ObservedImport) has(cluster string) bool {
 // ownedBy reports whether an object is owned by an import, and by nothing else.
 func (o *identity) ownedBy(i *ObservedImport) bool { return i != nil && o.owner == types.UID(i.UID) }
 
+// slice returns an existing slice in the form of what clusters publish.
+func (o *ObservedSlice) slice(of origin.Key) *origin.Slice {
+	sl := &origin.Slice{Name: o.Name, Service: of, Family: o.family, Ports: o.Ports}
+	for i, address := range o.Addresses {
+		e := origin.Endpoint{Address: address, Ready: origin.True}
+		if i >= o.Ready {
+			e.Ready = origin.False
+		}
+		sl.Endpoints = append(sl.Endpoints, e)
+	}
+	return sl
+}
+
 // running returns what a global service is made of, with its clusters in the order of precedence.
 func (o *ObservedService) running(local string) mcs.Import {
 	t := o.spec.Traits

@@ -15,12 +15,12 @@ const (
 
 // turns returns which changes may be made now, as other writes were made for their clusters.
 // tenant is the cluster of what isn't a slice. Changes that wait for another reason have no turn.
-func (a *applier) turns(tenant string, have *Observed, want *Service, changes []Change, waits func(int) bool, urgent func(int) bool) []bool {
+func (a *applier) turns(tenant string, want *Service, changes []Change, waits func(int) bool, urgent func(int) bool) []bool {
 	var writes []pace.Write
 	var of []int
 	for i := range changes {
 		if !waits(i) {
-			w := changes[i].paced(tenant, have, want)
+			w := changes[i].paced(tenant, want)
 			w.Urgent = urgent(i)
 			writes, of = append(writes, w), append(of, i)
 		}
@@ -43,15 +43,12 @@ func (c *Change) isReplacedBy(next *Change) bool {
 }
 
 // paced returns a change as it is paced. A deletion isn't.
-func (c *Change) paced(tenant string, have *Observed, want *Service) pace.Write {
+func (c *Change) paced(tenant string, want *Service) pace.Write {
 	w := pace.Write{Cluster: tenant, Namespace: want.Origin.Namespace, Object: c.Object + " " + c.Name}
 	switch {
 	case c.Verb == verbDelete:
 	case c.Slice != nil:
 		w.Cluster, w.Namespace, w.Bytes = c.Slice.Cluster, c.Slice.origin.Service.Namespace, c.Slice.size
-	case c.Object == aSlice: // with fewer ports
-		o := have.Slices[c.Name]
-		w.Cluster, w.Bytes = o.cluster, o.size
 	case c.Object == aService, c.Object == aDerived:
 		w.Bytes = want.object("", "").Size()
 	case c.Object == anImport:

@@ -188,11 +188,11 @@ func TestReplacedServiceIsNotMissing(t *testing.T) {
 			{Verb: verbDelete, Object: aSlice, Name: webName + "-1"},
 		}
 		never := func(int) bool { return false }
-		if may := a.turns("aws", &Observed{}, want, changes, never, never); !slices.Equal(may, []bool{false, false, true}) {
+		if may := a.turns("aws", want, changes, never, never); !slices.Equal(may, []bool{false, false, true}) {
 			t.Errorf("%v", may)
 		}
 		time.Sleep(time.Minute)
-		if may := a.turns("aws", &Observed{}, want, changes, never, never); !slices.Equal(may, []bool{true, true, true}) {
+		if may := a.turns("aws", want, changes, never, never); !slices.Equal(may, []bool{true, true, true}) {
 			t.Errorf("%v later", may)
 		}
 	})
@@ -208,7 +208,7 @@ func TestPacedChanges(t *testing.T) {
 	sl := Slice{Name: "s", Cluster: "merit", size: 5000, origin: &origin.Slice{Name: "web-1", Service: web}}
 	imported := Service{Name: web.String(), Origin: origin.ID{Cluster: origin.ClusterSet, Key: web}, Imported: &Imported{}}
 	imported.Imported.Labels = map[string]string{"x": strings.Repeat("y", 3000)}
-	have := &Observed{Slices: map[string]*ObservedSlice{"kept": {cluster: "merit", size: 7000}}}
+	kept := Slice{Name: "kept", Cluster: "merit", size: 7000, origin: &origin.Slice{Service: web}, kept: &ObservedSlice{}}
 	for _, c := range []struct {
 		change  Change
 		want    *Service
@@ -218,13 +218,13 @@ func TestPacedChanges(t *testing.T) {
 	}{
 		{Change{Verb: verbDelete, Object: aSlice, Name: "s", Slice: &sl}, &service, "aws", 0, 0},
 		{Change{Verb: verbPatch, Object: aSlice, Name: "s", Slice: &sl}, &service, "merit", 5000, 5300},
-		{Change{Verb: verbPatch, Object: aSlice, Name: "kept", Ports: []discoveryv1.EndpointPort{}}, &service, "merit", 7000, 7300},
+		{Change{Verb: verbPatch, Object: aSlice, Name: "kept", Slice: &kept}, &service, "merit", 7000, 7300},
 		{Change{Verb: verbPatch, Object: aService, Name: globalName}, &service, "aws", 300, 1000},
 		{Change{Verb: verbCreate, Object: anImport, Name: web.String()}, &imported, "aws", 3000, 4000},
 		{Change{Verb: verbPatch, Object: aDerived, Name: web.String()}, &imported, "aws", 200, 1000},
 		{Change{Verb: verbPatch, Object: exportStatus, Name: web.String()}, &imported, "aws", 1000, 2000},
 	} {
-		got := c.change.paced("aws", have, c.want)
+		got := c.change.paced("aws", c.want)
 		if got.Cluster != c.cluster || got.Namespace != "shop" || got.Bytes < c.least || got.Bytes > c.most {
 			t.Errorf("%s %s: %+v", c.change.Verb, c.change.Object, got)
 		}

@@ -1,7 +1,6 @@
 package mirror
 
 import (
-	"cmp"
 	"slices"
 	"time"
 
@@ -24,15 +23,6 @@ func (s *state) plan(name string) (w Service, have Observed, next []string) {
 	} else {
 		have = s.planHome(b)
 	}
-	for _, o := range have.Slices {
-		if !o.ours || o.service != name || w.slice(o.Name) != nil {
-			continue
-		}
-		if r, keep := s.keeps(&w, o); keep {
-			w.Keep = append(w.Keep, r)
-		}
-	}
-	slices.SortFunc(w.Keep, func(a, b Retained) int { return cmp.Compare(a.slice.Name, b.slice.Name) })
 	next = b.settle(&have)
 	return w, have, next
 }
@@ -368,25 +358,21 @@ func (s *state) holdImport(o *ObservedImport, want *Service) (why string, until 
 	return "", time.Time{}
 }
 
-// keeps returns what is retained of a slice that isn't desired, because the state of its cluster
-// is unknown; false: nothing.
-func (s *state) keeps(want *Service, o *ObservedSlice) (Retained, bool) {
+// keeps reports whether a slice of a service of one cluster, or of none, stays: the state of its
+// cluster is unknown. Those of services of several clusters are in parts.
+func (s *state) keeps(want *Service, o *ObservedSlice) bool {
 	_, isImport := importKey(want.Name)
-	switch {
-	case !want.Absent && (isImport || want.Origin.Global()):
-		return want.retain(o, s.sums)
-	case isImport || !want.Absent && o.cluster != "":
-		return Retained{}, false
+	if isImport || !want.Absent && (want.Origin.Global() || o.cluster != "") {
+		return false
 	}
-	all := Retained{slice: o, Ports: o.Ports, sum: o.sum}
 	if o.cluster == "" {
-		return all, slices.ContainsFunc(s.order, func(id published.ID) bool { return id.Kind != published.Exported && !s.sets[id].Synced })
+		return slices.ContainsFunc(s.order, func(id published.ID) bool { return id.Kind != published.Exported && !s.sets[id].Synced })
 	}
 	for _, k := range []published.Kind{published.Mirrored, published.Merged} {
 		set := s.sets[published.ID{Cluster: o.cluster, Kind: k}]
 		if set != nil && !set.Synced || s.clusters[o.cluster] == nil && !s.removal(o.cluster).IsZero() {
-			return all, true
+			return true
 		}
 	}
-	return Retained{}, false
+	return false
 }

@@ -20,6 +20,7 @@ type builder struct {
 	w          *Service
 	objects    *objects // existing ones
 	parts      []*part  // of a service of several clusters
+	kept       []Slice
 	candidates []candidate
 	shares     map[*cluster]*taken
 }
@@ -111,7 +112,13 @@ func (b *builder) withdraw(endpoints []origin.Endpoint, c *cluster) []origin.End
 	return endpoints
 }
 
-// end adds the slices of the service within the quotas, first those that exist.
+// keep adds an existing slice that stays, with the ports of sl.
+func (b *builder) keep(o *ObservedSlice, sl *origin.Slice) {
+	b.kept = append(b.kept, Slice{Name: o.Name, Cluster: o.cluster, Endpoints: sl.Endpoints, origin: sl, kept: o})
+}
+
+// end adds the slices of the service within the quotas, first those that exist, and then others that
+// stay.
 func (b *builder) end() {
 	slices.SortFunc(b.candidates, func(x, y candidate) int {
 		if c := boolCompare(x.now == nil, y.now == nil); c != 0 {
@@ -131,7 +138,16 @@ func (b *builder) end() {
 			nodes: e.cluster.local && b.w.Imported != nil && b.w.Imported.NodeLocal(),
 		})
 	}
-	slices.SortFunc(b.w.Slices, func(x, y Slice) int { return strings.Compare(x.Name, y.Name) })
+	byName := func(x, y Slice) int { return strings.Compare(x.Name, y.Name) }
+	slices.SortFunc(b.w.Slices, byName)
+	for _, o := range b.objects.of(b.w.Name) {
+		if b.s.keeps(b.w, o) {
+			b.keep(o, o.slice(b.w.Origin.Key))
+		}
+	}
+	others := slices.DeleteFunc(b.kept, func(k Slice) bool { return b.w.slice(k.Name) != nil })
+	b.w.Slices = append(b.w.Slices, others...)
+	slices.SortFunc(b.w.Slices, byName)
 }
 
 // settle grants the service what it has of each remote, including what is retained of it. It
@@ -153,8 +169,10 @@ func (b *builder) settle(have *Observed) (next []string) {
 		of.has.Slices += more.Slices
 		of.has.Addresses += more.Addresses
 	}
-	for _, r := range w.Keep {
-		retain(r.slice.cluster, "", Bounds{Slices: 1, Addresses: len(r.slice.Addresses)})
+	for i := range w.Slices {
+		if o := w.Slices[i].kept; o != nil {
+			retain(o.cluster, "", Bounds{Slices: 1, Addresses: len(o.Addresses)})
+		}
 	}
 	for _, pt := range b.parts {
 		if pt.remembered {

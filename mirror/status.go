@@ -123,7 +123,7 @@ func (y *survey) note(have *Observed, w *Service) {
 	}
 	if !w.Absent || !e.InOrder() || len(w.Refused) > 0 {
 		of := *w
-		of.Slices, of.Keep = nil, nil
+		of.Slices = nil
 		l := &surveyed{e, &of}
 		y.services[w.Name] = l
 		y.totals.add(l, 1)

@@ -21,8 +21,9 @@ type part struct {
 	local   bool
 	stale   bool // no contact for StaleAfter, or no longer configured
 	drained bool
-	// remembered: the state of the cluster is unknown, and its existing slices stay.
+	// remembered: the state of the cluster is unknown, and slices are its existing ones.
 	remembered bool
+	existing   map[string]*ObservedSlice
 	// names are those of the ports that a remembered part serves, by the names in its slices;
 	// nil: it serves all of them.
 	names map[string]string
@@ -63,15 +64,19 @@ const maxNeeded = 5
 // use adds the slices of all parts. Those of stale and drained parts are restricted to the
 // frontends without another ready endpoint.
 func (b *builder) use() {
+	b.remember()
 	w, u := b.w, newUsage(b)
 	near := b.near()
 	for _, pt := range b.parts {
-		if pt.remembered {
-			u.remember(pt)
-			continue
+		if pt.remembered && (pt.stale || pt.drained) {
+			u.noteAll(pt)
 		}
-		for _, sl := range pt.slices {
+		for name, sl := range pt.slices {
 			if sl = u.restrict(pt, sl); sl == nil {
+				continue
+			}
+			if pt.remembered {
+				b.keep(pt.existing[name], sl)
 				continue
 			}
 			var zones []string
@@ -87,6 +92,32 @@ func (b *builder) use() {
 		}
 	}
 	u.report()
+}
+
+// remember gives existing slices to the parts that are only remembered. One whose cluster isn't
+// known is that of a fresh one, if there is one.
+func (b *builder) remember() {
+	for _, o := range b.objects.of(b.w.Name) {
+		var of *part
+		for _, pt := range b.parts {
+			if pt.remembered && (pt.name == o.cluster || o.cluster == "" && (of == nil || of.stale || of.drained)) {
+				of = pt
+			}
+		}
+		if of == nil {
+			continue
+		}
+		sl := o.slice(b.w.Origin.Key)
+		if of.names != nil && len(sl.Ports) > 0 {
+			if sl.Ports = renamed(sl.Ports, of.names); len(sl.Ports) == 0 {
+				continue
+			}
+		}
+		if of.slices == nil {
+			of.slices, of.existing = map[string]*origin.Slice{}, map[string]*ObservedSlice{}
+		}
+		of.slices[o.Name], of.existing[o.Name] = sl, o
+	}
 }
 
 // near returns, for each family, the last tier of which endpoints are preferred: tiers are taken
@@ -182,27 +213,13 @@ func (u *usage) isReady(pt *part, f exposed.Frontend) bool {
 	if !known {
 		ready = map[exposed.Frontend]bool{}
 		u.ready[pt] = ready
-		note := func(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort) {
-			ready[exposed.AllPorts(family)] = true
-			for _, f := range u.frontends(family, ports) {
-				ready[f] = true
-			}
-		}
 		for _, sl := range pt.slices {
-			if slices.ContainsFunc(sl.Endpoints, u.s.usable(pt, sl.Family)) {
-				note(sl.Family, sl.Ports)
+			if !slices.ContainsFunc(sl.Endpoints, u.s.usable(pt, sl.Family)) {
+				continue
 			}
-		}
-		if pt.remembered {
-			for _, o := range u.objects.of(u.w.Name) {
-				if o.cluster != pt.name || o.Ready == 0 {
-					continue
-				}
-				if pt.names == nil || len(o.Ports) == 0 {
-					note(o.family, o.Ports)
-				} else if ports := renamed(o.Ports, pt.names); len(ports) > 0 {
-					note(o.family, ports)
-				}
+			ready[exposed.AllPorts(sl.Family)] = true
+			for _, f := range u.frontends(sl.Family, sl.Ports) {
+				ready[f] = true
 			}
 		}
 	}
@@ -233,73 +250,6 @@ func (u *usage) restrict(pt *part, sl *origin.Slice) *origin.Slice {
 	return &restricted
 }
 
-// remember retains the slices of a part that is only remembered, for the frontends that it is
-// used for.
-func (u *usage) remember(pt *part) {
-	var keeps map[exposed.Frontend]bool
-	if pt.stale || pt.drained {
-		keeps = map[exposed.Frontend]bool{}
-		for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
-			keeps[exposed.AllPorts(family)] = u.note(pt, exposed.AllPorts(family))
-			if u.w.Spec.Headless {
-				continue
-			}
-			for port := range u.ports {
-				keeps[exposed.Frontend{Family: family, Port: port}] = u.note(pt, exposed.Frontend{Family: family, Port: port})
-			}
-		}
-	}
-	if u.w.keeps == nil {
-		u.w.keeps = map[string]map[exposed.Frontend]bool{}
-	}
-	if pt.names != nil {
-		if u.w.names == nil {
-			u.w.names = map[string]map[string]string{}
-		}
-		u.w.names[pt.name] = pt.names
-	}
-	u.w.keeps[pt.name] = keeps
-}
-
-// retain returns what must stay of a slice that isn't desired, because the state of its cluster
-// is unknown; false: nothing.
-func (t *Service) retain(o *ObservedSlice, sums summer) (Retained, bool) {
-	r := Retained{slice: o, Ports: o.Ports, sum: o.sum}
-	if names := t.names[o.cluster]; names != nil && len(o.Ports) > 0 {
-		if r.Ports = renamed(o.Ports, names); len(r.Ports) == 0 {
-			return r, false
-		}
-		r.sum = sums.withPorts(o, r.Ports)
-	}
-	used := map[exposed.Frontend]bool{}
-	for cluster, keeps := range t.keeps {
-		switch {
-		case cluster != o.cluster && o.cluster != "":
-		case keeps == nil:
-			return r, true
-		default:
-			for f, is := range keeps {
-				used[f] = used[f] || is
-			}
-		}
-	}
-	if t.Spec.Headless || len(o.Ports) == 0 {
-		return r, used[exposed.AllPorts(o.family)]
-	}
-	some, all := false, true
-	for i := range r.Ports {
-		is, known := used[exposed.FrontendOf(o.family, &r.Ports[i])]
-		some, all = some || is, all && (is || !known)
-	}
-	if some && !all {
-		r.Ports = slices.DeleteFunc(slices.Clone(r.Ports), func(p discoveryv1.EndpointPort) bool {
-			return !used[exposed.FrontendOf(o.family, &p)]
-		})
-		r.sum = sums.withPorts(o, r.Ports)
-	}
-	return r, some
-}
-
 // note records whether a stale or drained part is used for a frontend, and returns it.
 func (u *usage) note(pt *part, f exposed.Frontend) bool {
 	if !u.needs(pt, f) {
@@ -311,6 +261,19 @@ func (u *usage) note(pt *part, f exposed.Frontend) bool {
 	}
 	u.needed[pt][f] = true
 	return true
+}
+
+// noteAll records which frontends of the service a part is used for of which it isn't known what it
+// has.
+func (u *usage) noteAll(pt *part) {
+	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+		u.note(pt, exposed.AllPorts(family))
+		for port := range u.ports {
+			if !u.w.Spec.Headless {
+				u.note(pt, exposed.Frontend{Family: family, Port: port})
+			}
+		}
+	}
 }
 
 // report fills in what the service has of stale and drained parts.
@@ -343,10 +306,10 @@ func (u *usage) report() {
 func (s *state) usable(pt *part, family discoveryv1.AddressType) func(origin.Endpoint) bool {
 	c := pt.cluster
 	return func(e origin.Endpoint) bool {
-		if e.Ready == origin.False || s.withdrawn(c, &e) {
-			return false
+		if e.Ready == origin.False || pt.remembered {
+			return e.Ready != origin.False
 		}
-		return origin.Rejection(e.Address, family, c.subnets) == ""
+		return !s.withdrawn(c, &e) && origin.Rejection(e.Address, family, c.subnets) == ""
 	}
 }
 

@@ -191,9 +191,9 @@ func (w *world) do(want *Service, changes []Change, fails func(*Change) bool) {
 			w.put(want.object(home, ""))
 		case c.Object == aSlice && c.Verb == verbDelete:
 			delete(w.slices, c.Name)
-		case c.Object == aSlice && c.Slice == nil:
+		case c.Object == aSlice && c.Slice.kept != nil:
 			sl := w.slices[c.Name].DeepCopy()
-			sl.Ports = c.Ports
+			sl.Ports = c.Slice.origin.Ports
 			w.putSlice(sl)
 		default:
 			w.putSlice(c.Slice.object(home, want, ""))
