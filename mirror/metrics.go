@@ -2,7 +2,6 @@ package mirror
 
 import (
 	"errors"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -21,26 +20,21 @@ const metricsPrefix = "semaphore_service_mirror_"
 type Metrics struct {
 	controller *Controller
 
-	watcherEvents  *prometheus.CounterVec
-	watcherObjects *prometheus.Desc
-	writes         *prometheus.CounterVec
-	withdrawals    *prometheus.CounterVec
+	watcherEvents, writes, withdrawals, adds, retries *prometheus.CounterVec
+	latency, duration                                 *prometheus.HistogramVec
 
-	depth, unfinished, longest *prometheus.Desc
-	adds, retries              *prometheus.CounterVec
-	latency, duration          *prometheus.HistogramVec
-
-	services, endpoints, refused    *prometheus.Desc
-	conflicts, taken, outdated      *prometheus.Desc
-	failing, blocked, held, leading *prometheus.Desc
-	lingering, over, overridden     *prometheus.Desc
-	waiting                         *prometheus.Desc
-	withdrawn, withdrawnNodes       *prometheus.Desc
-	drained, reports, reportFaults  *prometheus.Desc
-	unconfigured, imports           *prometheus.Desc
+	watcherObjects, depth, unfinished, longest, unconfigured *prometheus.Desc
+	totals                                                   []gauge[totals]
+	clusters                                                 []gauge[clusterTotals]
 
 	mu      sync.Mutex
 	watches []watched
+}
+
+// gauge is a metric that is read from sums.
+type gauge[T any] struct {
+	*prometheus.Desc
+	of func(*T) int
 }
 
 // watched counts the objects of one watch.
@@ -62,7 +56,7 @@ func newMetrics() *Metrics {
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 		}, []string{"name"})
 	}
-	return &Metrics{
+	m := &Metrics{
 		watcherEvents:  counter("kube_watcher_events_total", "Events received, by watcher, kind and type.", "watcher", "kind", "event_type", "runner"),
 		watcherObjects: desc("kube_watcher_objects", "Objects watched, by watcher and kind.", "watcher", "kind", "runner"),
 		writes:         counter("writes_total", "Requests that change objects of the mirror namespace, by kind and verb.", "kind", "verb"),
@@ -77,28 +71,35 @@ func newMetrics() *Metrics {
 		latency:    histogram("queue_latency_duration_seconds", "How long services waited in the queue."),
 		duration:   histogram("queue_work_duration_seconds", "How long comparing and writing a service took."),
 
-		services:       desc("services", "Local services by the cluster that they are from; global ones have none.", "cluster"),
-		endpoints:      desc("endpoints", "Endpoints of local services by the cluster that they are from.", "cluster"),
-		refused:        desc("endpoints_refused", "Endpoints that are left out, by cluster: their addresses are outside of its pod subnets, or none of a pod.", "cluster"),
-		imports:        desc("imports", "Imports of the Multi-Cluster Services API."),
-		conflicts:      desc("global_conflicts", "Disagreements between the services of a global service."),
-		taken:          desc("names_taken", "Services that are not copied, because another one has their name."),
-		outdated:       desc("global_services_outdated", "Global services without endpoints of clusters out of contact."),
-		failing:        desc("services_failing", "Services that are not what they must be, because writing failed."),
-		blocked:        desc("services_blocked", "Services whose name a foreign object has; they count as failing as well."),
-		held:           desc("services_held", "Services that stay as they are until their cluster has been heard of."),
-		lingering:      desc("services_lingering", "Services from remotes that are no longer configured, which go when their grace is over; they are held as well."),
-		over:           desc("over_bounds", "Services of a remote that are left out, or lack slices or addresses, for the sake of its bounds.", "cluster"),
-		waiting:        desc("waiting_writes", "Writes for a cluster that wait because more than a limit of bytes was written for it.", "cluster"),
-		overridden:     desc("objects_overridden", "Objects of services that an admission policy or another client changes again after each write."),
-		withdrawn:      desc("endpoints_withdrawn", "Endpoints that are sent nothing because the path to their node is down, by cluster.", "cluster"),
-		withdrawnNodes: desc("nodes_withdrawn", "Nodes of a remote whose endpoints are withdrawn.", "cluster"),
-		drained:        desc("cluster_drained", "Whether a cluster says that it is drained.", "cluster"),
-		reports:        desc("path_reports", "Reports of ready local nodes that some path is down."),
-		reportFaults:   desc("path_report_faults", "Reports of paths that don't count, or only in part, because they can't be read."),
-		unconfigured:   desc("unconfigured_objects", "Services and EndpointSlices of a cluster that is no longer configured.", "cluster"),
-		leading:        desc("leader", "Whether this replica writes."),
+		unconfigured: desc("unconfigured_objects", "Services and EndpointSlices of a cluster that is no longer configured.", "cluster"),
 	}
+	of := func(name, help string, of func(*clusterTotals) int) {
+		m.clusters = append(m.clusters, gauge[clusterTotals]{desc(name, help, "cluster"), of})
+	}
+	of("services", "Local services by the cluster that they are from; global ones have none.", func(c *clusterTotals) int { return c.services })
+	of("endpoints", "Endpoints of local services by the cluster that they are from.", func(c *clusterTotals) int { return c.endpoints })
+	of("endpoints_refused", "Endpoints that are left out, by cluster: their addresses are outside of its pod subnets, or none of a pod.", func(c *clusterTotals) int { return c.refused })
+	of("over_bounds", "Services of a remote that are left out, or lack slices or addresses, for the sake of its bounds.", func(c *clusterTotals) int { return c.over })
+	of("waiting_writes", "Writes for a cluster that wait because more than a limit of bytes was written for it.", func(c *clusterTotals) int { return c.waiting })
+	of("endpoints_withdrawn", "Endpoints that are sent nothing because the path to their node is down, by cluster.", func(c *clusterTotals) int { return c.withdrawn })
+	of("nodes_withdrawn", "Nodes of a remote whose endpoints are withdrawn.", func(c *clusterTotals) int { return c.withdrawnNodes })
+	of("cluster_drained", "Whether a cluster says that it is drained.", func(c *clusterTotals) int { return truth(c.drained) })
+	all := func(name, help string, of func(*totals) int) {
+		m.totals = append(m.totals, gauge[totals]{desc(name, help), of})
+	}
+	all("imports", "Imports of the Multi-Cluster Services API.", func(t *totals) int { return t.imports })
+	all("global_conflicts", "Disagreements between the services of a global service.", func(t *totals) int { return t.conflicts })
+	all("names_taken", "Services that are not copied, because another one has their name.", func(t *totals) int { return t.taken })
+	all("global_services_outdated", "Global services without endpoints of clusters out of contact.", func(t *totals) int { return t.outdated })
+	all("services_failing", "Services that are not what they must be, because writing failed.", func(t *totals) int { return t.failing })
+	all("services_blocked", "Services whose name a foreign object has; they count as failing as well.", func(t *totals) int { return t.blocked })
+	all("services_held", "Services that stay as they are until their cluster has been heard of.", func(t *totals) int { return t.held })
+	all("services_lingering", "Services from remotes that are no longer configured, which go when their grace is over; they are held as well.", func(t *totals) int { return t.lingering })
+	all("objects_overridden", "Objects of services that an admission policy or another client changes again after each write.", func(t *totals) int { return t.overridden })
+	all("path_reports", "Reports of ready local nodes that some path is down.", func(t *totals) int { return t.reports })
+	all("path_report_faults", "Reports of paths that don't count, or only in part, because they can't be read.", func(t *totals) int { return t.reportFaults })
+	all("leader", "Whether this replica writes.", func(t *totals) int { return truth(t.leading) })
+	return m
 }
 
 // Metrics returns a collector, to be registered once.
@@ -115,12 +116,14 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, v := range m.vectors() {
 		v.Describe(ch)
 	}
-	for _, d := range []*prometheus.Desc{
-		m.watcherObjects, m.depth, m.unfinished, m.longest, m.services, m.endpoints, m.refused, m.conflicts,
-		m.taken, m.outdated, m.failing, m.blocked, m.held, m.lingering, m.over, m.overridden, m.leading, m.waiting,
-		m.withdrawn, m.withdrawnNodes, m.drained, m.reports, m.reportFaults, m.unconfigured, m.imports,
-	} {
+	for _, d := range []*prometheus.Desc{m.watcherObjects, m.depth, m.unfinished, m.longest, m.unconfigured} {
 		ch <- d
+	}
+	for _, g := range m.totals {
+		ch <- g.Desc
+	}
+	for _, g := range m.clusters {
+		ch <- g.Desc
 	}
 }
 
@@ -129,47 +132,32 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	for _, v := range m.vectors() {
 		v.Collect(ch)
 	}
-	gauge := func(d *prometheus.Desc, value int, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value), labels...)
+	send := func(d *prometheus.Desc, value float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
 	m.mu.Lock()
 	watches := slices.Clone(m.watches)
 	m.mu.Unlock()
 	for _, w := range watches {
-		gauge(m.watcherObjects, w.objects(), w.watcher, w.kind, w.runner)
+		send(m.watcherObjects, float64(w.objects()), w.watcher, w.kind, w.runner)
 	}
 	depth, unfinished, longest := m.queue()
-	gauge(m.depth, depth, queueName)
-	ch <- prometheus.MustNewConstMetric(m.unfinished, prometheus.GaugeValue, unfinished, queueName)
-	ch <- prometheus.MustNewConstMetric(m.longest, prometheus.GaugeValue, longest, queueName)
+	send(m.depth, float64(depth), queueName)
+	send(m.unfinished, unfinished, queueName)
+	send(m.longest, longest, queueName)
 	t := m.controller.totals()
-	for _, cluster := range slices.Sorted(maps.Keys(t.clusters)) {
-		c := t.clusters[cluster]
-		gauge(m.services, c.services, cluster)
-		gauge(m.endpoints, c.endpoints, cluster)
-		gauge(m.refused, c.refused, cluster)
-		gauge(m.over, c.over, cluster)
-		gauge(m.waiting, c.waiting, cluster)
-		gauge(m.withdrawn, c.withdrawn, cluster)
-		gauge(m.withdrawnNodes, c.withdrawnNodes, cluster)
-		gauge(m.drained, truth(c.drained), cluster)
+	for cluster, of := range t.clusters {
+		for _, g := range m.clusters {
+			send(g.Desc, float64(g.of(&of)), cluster)
+		}
 	}
+	send(m.clusters[0].Desc, float64(t.global), "")
 	for _, former := range t.former {
-		gauge(m.unconfigured, former.Services+former.Slices, former.Name)
+		send(m.unconfigured, float64(former.Services+former.Slices), former.Name)
 	}
-	gauge(m.services, t.global, "")
-	gauge(m.imports, t.imports)
-	gauge(m.conflicts, t.conflicts)
-	gauge(m.taken, t.taken)
-	gauge(m.outdated, t.outdated)
-	gauge(m.failing, t.failing)
-	gauge(m.blocked, t.blocked)
-	gauge(m.held, t.held)
-	gauge(m.lingering, t.lingering)
-	gauge(m.overridden, t.overridden)
-	gauge(m.reports, t.reports)
-	gauge(m.reportFaults, t.reportFaults)
-	gauge(m.leading, truth(t.leading))
+	for _, g := range m.totals {
+		send(g.Desc, float64(g.of(&t)))
+	}
 }
 
 // truth converts a bool to a gauge value.
@@ -220,38 +208,30 @@ type clusterTotals struct {
 	bounds                             string // what is omitted because of the quota
 }
 
-// add adds a service n times: 1, or -1 to remove it.
-func (t *totals) add(l *surveyed, n int) {
+// add adds a service.
+func (t *totals) add(l *surveyed) {
 	w := l.want
 	switch {
 	case w.Absent:
 	case w.Origin.Global():
-		t.global += n
+		t.global++
 	case w.Origin.Import():
-		t.imports += n
+		t.imports++
 	default:
 		of := t.clusters[w.Origin.Cluster]
-		of.services += n
+		of.services++
 		t.clusters[w.Origin.Cluster] = of
 	}
-	t.conflicts += n * len(w.Conflicts)
-	t.taken += n * len(w.Refused)
-	for _, c := range []struct {
-		is    bool
-		count *int
-	}{
-		{w.Outdated, &t.outdated},
-		{l.status.Held != "", &t.held}, {l.status.RemovedAt != nil, &t.lingering},
-	} {
-		if c.is {
-			*c.count += n
-		}
-	}
+	t.conflicts += len(w.Conflicts)
+	t.taken += len(w.Refused)
+	t.outdated += truth(w.Outdated)
+	t.held += truth(l.status.Held != "")
+	t.lingering += truth(l.status.RemovedAt != nil)
 	for cluster, tally := range w.Tallies {
 		of := t.clusters[cluster]
-		of.endpoints += n * tally.Taken
-		of.refused += n * tally.Rejected
-		of.withdrawn += n * tally.Withdrawn
+		of.endpoints += tally.Taken
+		of.refused += tally.Rejected
+		of.withdrawn += tally.Withdrawn
 		t.clusters[cluster] = of
 	}
 }

@@ -70,12 +70,11 @@ func (s *state) former() []statuspage.FormerCluster {
 	return all
 }
 
-// survey is the status of all services, updated incrementally, so that requests for the
-// status neither wait for nor delay a pass.
+// survey is the status of all services, so that requests for the status neither wait for nor
+// delay a pass.
 type survey struct {
 	services map[string]*surveyed // that exist, or have problems
 	blocked  map[string]error     // by foreign objects
-	totals   totals
 }
 
 // surveyed is one service. It is immutable.
@@ -85,15 +84,11 @@ type surveyed struct {
 }
 
 func newSurvey() *survey {
-	return &survey{services: map[string]*surveyed{}, blocked: map[string]error{}, totals: totals{clusters: map[string]clusterTotals{}}}
+	return &survey{services: map[string]*surveyed{}, blocked: map[string]error{}}
 }
 
 // note updates the status of a service.
 func (y *survey) note(have *Observed, w *Service) {
-	if last := y.services[w.Name]; last != nil {
-		y.totals.add(last, -1)
-		delete(y.services, w.Name)
-	}
 	e := statuspage.Service{Name: w.Name, Clusters: w.Clusters, Conflicts: w.Conflicts, Held: w.Hold, Foreign: have.foreign(w), Drained: w.Drained, Needed: w.Needed}
 	if !w.Absent {
 		e.Origin = w.Origin.String()
@@ -124,9 +119,9 @@ func (y *survey) note(have *Observed, w *Service) {
 	if !w.Absent || !e.InOrder() || len(w.Refused) > 0 {
 		of := *w
 		of.Slices = nil
-		l := &surveyed{e, &of}
-		y.services[w.Name] = l
-		y.totals.add(l, 1)
+		y.services[w.Name] = &surveyed{e, &of}
+	} else {
+		delete(y.services, w.Name)
 	}
 	if err := inTheWay(have, w); err != nil {
 		y.blocked[w.Name] = err
@@ -142,9 +137,14 @@ func (c *Controller) totals() totals {
 		failing = writer.Failing()
 	}
 	c.mu.Lock()
+	listed := maps.Clone(c.survey.services)
+	c.mu.Unlock()
+	t := totals{clusters: map[string]clusterTotals{}}
+	for _, l := range listed {
+		t.add(l)
+	}
+	c.mu.Lock()
 	defer c.mu.Unlock()
-	t := c.survey.totals
-	t.overridden = 0
 	for _, objects := range c.past.Open(time.Now()) {
 		t.overridden += len(objects)
 	}
@@ -154,7 +154,6 @@ func (c *Controller) totals() totals {
 			t.failing++
 		}
 	}
-	t.clusters = map[string]clusterTotals{}
 	t.reports, t.reportFaults = c.state.paths.Reports(), len(c.local.faults)
 	t.former, _ = cut(c.state.former(), 0)
 	withdrawn := map[string]int{}
@@ -162,8 +161,13 @@ func (c *Controller) totals() totals {
 		withdrawn[w.Cluster]++
 	}
 	waiting := c.apply.pace.Waiting()
+	for name := range t.clusters { // of former ones there are no metrics
+		if c.state.clusters[name] == nil {
+			delete(t.clusters, name)
+		}
+	}
 	for _, id := range c.state.order {
-		cluster, of := c.state.clusters[id.Cluster], c.survey.totals.clusters[id.Cluster]
+		cluster, of := c.state.clusters[id.Cluster], t.clusters[id.Cluster]
 		of.waiting, of.bounds, of.over = waiting[id.Cluster], cluster.quota.over(), len(cluster.quota.short)
 		of.drained, of.withdrawnNodes = cluster.drained, withdrawn[id.Cluster]
 		t.clusters[id.Cluster] = of
