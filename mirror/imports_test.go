@@ -588,7 +588,7 @@ func TestObjectsThatGoBeforeTheyAreDeleted(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakes) {
 		sums, k := newSummer(), origin.Key{Namespace: "shop", Name: "web"}
 		a := &applier{client: client(t, f.gcp), sums: sums, local: newLocal(func() {}), log: slog.New(slog.DiscardHandler), count: func(string, string) {}}
-		w := &Service{Name: k.String(), Imported: &Imported{Import: mcs.Import{IPv4: true}}}
+		w := &Service{Name: k.String(), Imported: &Imported{Import: mcs.Import{Spec: mcs.Spec{Traits: mcs.Traits{IPv4: true}}}}}
 		have := &Observed{
 			Import:  sums.observedImport((&mcs.Import{}).Object(k.Namespace, k.Name, nil, nil)),
 			Service: sums.observedDerived(w.object(home, "uid")),

@@ -98,14 +98,7 @@ func (o *ObservedSlice) slice(of origin.Key) *origin.Slice {
 
 // running returns what a global service is made of, with its clusters in the order of precedence.
 func (o *ObservedService) running(local string) mcs.Import {
-	t := o.spec.Traits
-	i := mcs.Import{
-		Headless: t.Headless, PublishNotReady: t.PublishNotReady, LocalFirst: o.localFirst,
-		AffinityTimeout: t.AffinityTimeout, IPv4: t.IPv4, IPv6: t.IPv6,
-	}
-	for _, p := range o.spec.Ports {
-		i.Ports = append(i.Ports, mcs.Port{Name: p.Name, Protocol: p.Protocol, Port: p.Port, AppProtocol: p.AppProtocol})
-	}
+	i := mcs.Import{Spec: o.spec, LocalFirst: o.localFirst}
 	for _, cluster := range slices.Concat([]string{local}, o.accepted, o.clusters) {
 		known := slices.ContainsFunc(i.Places, func(p mcs.Place) bool { return p.Cluster == cluster })
 		if slices.Contains(o.clusters, cluster) && !known {

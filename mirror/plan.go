@@ -121,36 +121,9 @@ func (b *builder) global(own *ObservedService) {
 		return
 	}
 	slices.Sort(w.Clusters)
-	w.prefix, w.Spec.PublishNotReady, w.LocalFirst = globalPrefix, merged.PublishNotReady, merged.LocalFirst
-	for i := range w.Spec.Ports {
-		w.Spec.Ports[i].Target = b.target(&w.Spec.Ports[i], own)
-	}
+	w.prefix, w.LocalFirst = globalPrefix, merged.LocalFirst
 	w.Accepted = slices.DeleteFunc(mcs.Exporting(merged.Places), func(c string) bool { return c == b.s.localCluster().name })
 	b.use()
-}
-
-// target returns the target port of a port of a global service: that of the first cluster which has
-// the port.
-func (b *builder) target(p *origin.Port, own *ObservedService) intstr.IntOrString {
-	var specs []origin.Spec
-	for _, pt := range b.parts {
-		if pt.local {
-			specs = slices.Insert(specs, 0, pt.origin.Spec)
-		} else if !pt.remembered {
-			specs = append(specs, pt.origin.Spec)
-		}
-	}
-	if own != nil {
-		specs = append(specs, own.spec)
-	}
-	for i := range specs {
-		for _, has := range specs[i].Ports {
-			if has.Name == p.Name && has.Protocol == p.Protocol && has.Port == p.Port {
-				return has.Target
-			}
-		}
-	}
-	return intstr.FromInt32(p.Port)
 }
 
 // merge merges what clusters publish of the service into its spec, and sets b.parts, in the order
@@ -180,10 +153,12 @@ func (b *builder) merge(kind published.Kind, running *mcs.Import, places []mcs.P
 		return mcs.Import{}, false
 	}
 	merged, conflict := e.Merge()
-	w.Absent, w.Clusters = false, mcs.Exporting(merged.Places)
-	w.Spec = origin.Spec{Traits: origin.Traits{Headless: merged.Headless, AffinityTimeout: merged.AffinityTimeout, IPv4: merged.IPv4, IPv6: merged.IPv6}}
-	for _, p := range merged.Ports {
-		w.Spec.Ports = append(w.Spec.Ports, origin.Port{Name: p.Name, Protocol: p.Protocol, Port: p.Port, Target: intstr.FromInt32(p.Port), AppProtocol: p.AppProtocol})
+	w.Absent, w.Clusters, w.Spec = false, mcs.Exporting(merged.Places), merged.Spec
+	if !e.ByName {
+		w.Spec.PublishNotReady = false
+		for i := range w.Spec.Ports {
+			w.Spec.Ports[i].Target = intstr.FromInt32(w.Spec.Ports[i].Port)
+		}
 	}
 	if len(e.Unknown) == 0 {
 		w.conflict = conflict

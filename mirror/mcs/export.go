@@ -121,30 +121,11 @@ func (s *ExportStatus) equal(o *ExportStatus) bool {
 type Offer struct {
 	Cluster string
 	*Export
-	Headless bool
-	Ports    []Port
-	// PublishNotReady is used for global services only. LocalFirst: local endpoints are preferred.
-	PublishNotReady, LocalFirst bool
-	// AffinityTimeout is in seconds; 0: sessions have no affinity.
-	AffinityTimeout int32
+	Spec
+	LocalFirst bool // local endpoints are preferred
 	// InternalTrafficPolicy and TrafficDistribution are empty if unset.
 	InternalTrafficPolicy corev1.ServiceInternalTrafficPolicy
 	TrafficDistribution   string
-	IPv4, IPv6            bool
 	// remembered: the cluster is unknown, and this is what its part of the running import was.
 	remembered bool
 }
-
-// Port is one port of an import.
-type Port struct {
-	Name        string
-	Protocol    corev1.Protocol
-	Port        int32
-	AppProtocol string
-}
-
-// Number returns what the port has apart from names.
-func (p Port) Number() Number { return Number{p.Port, p.Protocol} }
-
-// String returns the port as in "http 80/TCP".
-func (p Port) String() string { return strings.TrimSpace(p.Name + " " + p.Number().String()) }

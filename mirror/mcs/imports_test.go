@@ -165,7 +165,7 @@ func families(i *Import) (all []corev1.IPFamily) {
 
 // offer returns what the words describe, such as "http=80 dns=53/UDP headless".
 func (s *clusterset) offer(cluster string, words []string) *Offer {
-	o := &Offer{Cluster: cluster, Export: &Export{Created: s.clock}, IPv4: true}
+	o := &Offer{Cluster: cluster, Export: &Export{Created: s.clock}, Spec: Spec{Traits: Traits{IPv4: true}}}
 	for _, word := range words {
 		name, value, _ := strings.Cut(word, "=")
 		value, protocol, _ := strings.Cut(value, "/")

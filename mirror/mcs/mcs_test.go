@@ -17,7 +17,7 @@ import (
 )
 
 func offer(cluster string, created int64, ports ...Port) Offer {
-	return Offer{Cluster: cluster, Export: &Export{Created: time.Unix(created, 0)}, Ports: ports, IPv4: true}
+	return Offer{Cluster: cluster, Export: &Export{Created: time.Unix(created, 0)}, Spec: Spec{Traits{IPv4: true}, ports}}
 }
 
 func tcp(name string, port int32) Port {
@@ -84,7 +84,7 @@ func TestMerge(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			e := Exports{Local: "other", Offers: c.offers, Now: time.Unix(1.8e9, 0)}
 			if c.running != nil {
-				e.Running = &Import{Headless: *c.running}
+				e.Running = &Import{Spec: Spec{Traits: Traits{Headless: *c.running}}}
 			}
 			i, conflict := e.Merge()
 			var reasons []string
@@ -112,11 +112,11 @@ func TestFamilies(t *testing.T) {
 		cluster []corev1.IPFamily
 		want    string
 	}{
-		{Import{IPv4: true, IPv6: true}, both, "[IPv6 IPv4]"},
-		{Import{IPv4: true}, both, "[IPv4]"},
-		{Import{IPv4: true, IPv6: true}, both[1:], "[IPv4]"},
-		{Import{IPv6: true}, both[1:], "[]"},
-		{Import{IPv4: true}, nil, "[]"},
+		{Import{Spec: Spec{Traits: Traits{IPv4: true, IPv6: true}}}, both, "[IPv6 IPv4]"},
+		{Import{Spec: Spec{Traits: Traits{IPv4: true}}}, both, "[IPv4]"},
+		{Import{Spec: Spec{Traits: Traits{IPv4: true, IPv6: true}}}, both[1:], "[IPv4]"},
+		{Import{Spec: Spec{Traits: Traits{IPv6: true}}}, both[1:], "[]"},
+		{Import{Spec: Spec{Traits: Traits{IPv4: true}}}, nil, "[]"},
 	} {
 		if got := fmt.Sprint(c.i.Families(c.cluster)); got != c.want {
 			t.Errorf("%+v in a cluster of %v: %s, want %s", c.i, c.cluster, got, c.want)
@@ -133,7 +133,7 @@ func TestTraffic(t *testing.T) {
 		{Import{}, "Cluster", ""},
 		{Import{InternalTrafficPolicy: "Cluster", TrafficDistribution: "PreferClose"}, "Cluster", "PreferClose"},
 		{Import{InternalTrafficPolicy: "Local"}, "Local", ""},
-		{Import{InternalTrafficPolicy: "Local", Headless: true}, "Cluster", ""},
+		{Import{InternalTrafficPolicy: "Local", Spec: Spec{Traits: Traits{Headless: true}}}, "Cluster", ""},
 	} {
 		var s corev1.ServiceSpec
 		if c.i.Traffic(&s); *s.InternalTrafficPolicy != c.policy || (s.TrafficDistribution == nil) != (c.near == "") || c.near != "" && *s.TrafficDistribution != c.near {

@@ -15,14 +15,10 @@ import (
 
 // Import is the desired state of a ServiceImport, except its addresses.
 type Import struct {
-	Headless              bool
-	Ports                 []Port
-	PublishNotReady       bool  // as in Offer
-	LocalFirst            bool  // as in Offer; not in ServiceImports
-	AffinityTimeout       int32 // as in Offer
+	Spec
+	LocalFirst            bool // as in Offer; not in ServiceImports
 	InternalTrafficPolicy corev1.ServiceInternalTrafficPolicy
 	TrafficDistribution   string
-	IPv4, IPv6            bool
 	Labels, Annotations   map[string]string
 	// Places are those of the exports, the first one first.
 	Places []Place
@@ -89,7 +85,8 @@ func (e *Exports) Merge() (Import, Conflict) {
 	if at := slices.IndexFunc(offers, func(o Offer) bool { return o.Cluster == e.Local && !o.remembered }); at >= 0 {
 		own = &offers[at]
 	}
-	i := Import{Headless: first.Headless, Places: places}
+	i := Import{Places: places}
+	i.Headless = first.Headless
 	if r := e.Running; r != nil && slices.ContainsFunc(offers, func(o Offer) bool { return o.Headless == r.Headless }) {
 		i.Headless = r.Headless
 	}
@@ -255,10 +252,16 @@ func (i *Import) lost(o *Offer) (what []string) {
 	return what
 }
 
-// samePorts reports whether two lists have the same ports, in any order. Names are unique in
-// each.
+// samePorts reports whether two lists have the same ports for clients, in any order. Names are
+// unique in each.
 func samePorts(a, b []Port) bool {
-	return len(a) == len(b) && !slices.ContainsFunc(a, func(p Port) bool { return !slices.Contains(b, p) })
+	differs := func(p Port) bool {
+		return !slices.ContainsFunc(b, func(q Port) bool {
+			q.Target = p.Target
+			return p == q
+		})
+	}
+	return len(a) == len(b) && !slices.ContainsFunc(a, differs)
 }
 
 func list(ports []Port) string {

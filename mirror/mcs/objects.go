@@ -80,9 +80,10 @@ func (i *Import) Traffic(s *corev1.ServiceSpec) {
 // ParseImport reads what Object returns.
 func ParseImport(spec *v1beta1.ServiceImportSpec, labels, annotations map[string]string) Import {
 	i := Import{
-		Headless: spec.Type == v1beta1.Headless, Places: ParsePlaces(annotations[AnnotExports]),
+		Places: ParsePlaces(annotations[AnnotExports]),
 		Labels: maps.Clone(labels), Annotations: maps.Clone(annotations),
 	}
+	i.Headless = spec.Type == v1beta1.Headless
 	delete(i.Labels, LabelImported)
 	delete(i.Annotations, AnnotExports)
 	delete(i.Annotations, AnnotDerived)

@@ -13,9 +13,11 @@ import (
 // everything is an import, a derived Service of it and a slice with all that may be refused.
 func everything() (*v1beta1.ServiceImport, *corev1.Service, *discoveryv1.EndpointSlice) {
 	i := &Import{
-		AffinityTimeout: 10, InternalTrafficPolicy: "Local", TrafficDistribution: "PreferSameZone",
+		Spec: Spec{Traits{AffinityTimeout: 10}, []Port{
+			{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, AppProtocol: "h2c"}, {Name: "sig", Protocol: corev1.ProtocolSCTP, Port: 90},
+		}},
+		InternalTrafficPolicy: "Local", TrafficDistribution: "PreferSameZone",
 		Labels: map[string]string{"team": "a"}, Annotations: map[string]string{"note": "b"},
-		Ports: []Port{{"http", corev1.ProtocolTCP, 80, "h2c"}, {"sig", corev1.ProtocolSCTP, 90, ""}},
 	}
 	o := i.Object("shop", "web", nil, nil)
 	s := &corev1.Service{Spec: corev1.ServiceSpec{SessionAffinity: o.Spec.SessionAffinity, SessionAffinityConfig: o.Spec.SessionAffinityConfig}}

@@ -176,10 +176,8 @@ func (i *Import) Names(next *Import, cluster string) map[string]string {
 // remembered returns what a cluster exported when the import was computed.
 func (i *Import) remembered(p *Place) Offer {
 	o := Offer{
-		Cluster: p.Cluster, Export: &Export{Labels: i.Labels, Annotations: i.Annotations}, Headless: i.Headless,
-		PublishNotReady: i.PublishNotReady, LocalFirst: i.LocalFirst,
-		AffinityTimeout: i.AffinityTimeout, InternalTrafficPolicy: i.InternalTrafficPolicy, TrafficDistribution: i.TrafficDistribution,
-		IPv4: i.IPv4, IPv6: i.IPv6, remembered: true,
+		Cluster: p.Cluster, Export: &Export{Labels: i.Labels, Annotations: i.Annotations}, Spec: Spec{Traits: i.Traits},
+		LocalFirst: i.LocalFirst, InternalTrafficPolicy: i.InternalTrafficPolicy, TrafficDistribution: i.TrafficDistribution, remembered: true,
 	}
 	for _, port := range i.Ports {
 		if p.Ports == nil || slices.Contains(p.Ports, port.Number()) {

@@ -2,10 +2,8 @@ package origin
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -38,29 +36,12 @@ type Service struct {
 	Reject string
 }
 
-// Spec is the part of a spec that is copied from the origin.
-type Spec struct {
-	Traits
-	Ports []Port
-}
-
-// Traits are the fields of a Spec except ports.
-type Traits struct {
-	Headless        bool
-	PublishNotReady bool
-	// AffinityTimeout is in seconds; 0: sessions have no affinity.
-	AffinityTimeout int32
-	IPv4, IPv6      bool
-}
-
-// Port is one port of a Spec. Node ports aren't copied.
-type Port struct {
-	Name        string
-	Protocol    corev1.Protocol
-	Port        int32
-	Target      intstr.IntOrString
-	AppProtocol string
-}
+// Spec and its parts are what a copy of a Service has, and what clusters offer for an import.
+type (
+	Spec   = mcs.Spec
+	Traits = mcs.Traits
+	Port   = mcs.Port
+)
 
 // maxDistribution is the maximum length of a trafficDistribution. The longest one of Kubernetes
 // 1.37 has 14 characters.
@@ -90,7 +71,7 @@ func TrimService(s *corev1.Service, localFirst labels.Selector) *Service {
 	if n, err := strconv.Atoi(s.Labels[LabelLocalMinimum]); err == nil && n > 0 {
 		trimmed.LocalMinimum = n
 	}
-	trimmed.Reject = trimmed.Spec.fault()
+	trimmed.Reject = specFault(&trimmed.Spec)
 	switch {
 	case !isLabel(s.Name) || !isLabel(s.Namespace):
 		trimmed.Reject = "invalid name or namespace"
@@ -144,29 +125,14 @@ func (s *Service) Equal(o *Service) bool {
 		(s.Export == o.Export || s.Export != nil && o.Export != nil && s.Export.Equal(o.Export))
 }
 
-// Equal reports whether two specs are equal.
-func (s *Spec) Equal(o *Spec) bool {
-	return s.Traits == o.Traits && slices.Equal(s.Ports, o.Ports)
-}
-
-// String returns name, number and protocol.
-func (p Port) String() string {
-	return strings.TrimSpace(fmt.Sprintf("%s %d/%s", p.Name, p.Port, p.Protocol))
-}
-
 // Offer returns what a cluster exports, or has of a global service.
 func (s *Service) Offer(cluster string) mcs.Offer {
-	t := s.Spec.Traits
 	offer := mcs.Offer{
-		Cluster: cluster, Export: s.Export, Headless: t.Headless, AffinityTimeout: t.AffinityTimeout, IPv4: t.IPv4, IPv6: t.IPv6,
-		PublishNotReady: t.PublishNotReady, LocalFirst: s.LocalFirst,
+		Cluster: cluster, Export: s.Export, Spec: s.Spec, LocalFirst: s.LocalFirst,
 		InternalTrafficPolicy: s.InternalTrafficPolicy, TrafficDistribution: s.TrafficDistribution,
 	}
 	if offer.Export == nil { // it is published by a label
 		offer.Export = &mcs.Export{Created: s.Created}
-	}
-	for _, p := range s.Spec.Ports {
-		offer.Ports = append(offer.Ports, mcs.Port{Name: p.Name, Protocol: p.Protocol, Port: p.Port, AppProtocol: p.AppProtocol})
 	}
 	return offer
 }

@@ -21,9 +21,9 @@ const (
 // maxAffinity is the maximum session affinity in seconds (API reference of ClientIPConfig).
 const maxAffinity = 86400
 
-// fault returns why an API server would reject a Service with this spec, or an empty string.
+// specFault returns why an API server would reject a Service with this spec, or an empty string.
 // One invalid part would invalidate a whole global service.
-func (s *Spec) fault() string {
+func specFault(s *Spec) string {
 	if s.AffinityTimeout < 0 || s.AffinityTimeout > maxAffinity {
 		return fmt.Sprintf("session affinity of %d s", s.AffinityTimeout)
 	}
