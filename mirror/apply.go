@@ -25,7 +25,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/pace"
 	"github.com/kube-semaphore/kube-semaphore/internal/report"
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
-	"github.com/kube-semaphore/kube-semaphore/mirror/exposed"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
@@ -151,7 +150,8 @@ func (c *Change) name(have *Observed) string {
 // urgent reports whether a change removes something.
 func (c *Change) urgent(have *Observed) bool {
 	if c.Object == aSlice && c.Verb == verbPatch {
-		return exposed.Loses([]exposed.Set{have.Slices[c.Name].Set}, []exposed.Set{c.Slice.exposed()})
+		next := c.Slice.exposed()
+		return have.Slices[c.Name].Loses(&next)
 	}
 	return c.Verb == verbDelete
 }

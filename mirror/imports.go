@@ -11,7 +11,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -53,35 +52,16 @@ func (c *Controller) newMulticluster() *multicluster {
 	}
 	m.imports = localFeed(c, "service imports", func(client kube.Client) kube.Resource[*v1beta1.ServiceImportList] {
 		return client.ServiceImports(metav1.NamespaceAll)
-	}, nil, func(obj runtime.Object) *ObservedImport {
-		if i, ok := obj.(*v1beta1.ServiceImport); ok {
-			return sums.observedImport(i)
-		}
-		return nil
-	})
-	ours := func(options *metav1.ListOptions) { options.LabelSelector = mcs.LabelImported + "=" + labelValue }
-	m.services = localFeed(c, "derived services", servicesOf(metav1.NamespaceAll), ours, func(obj runtime.Object) *ObservedService {
-		if s, ok := obj.(*corev1.Service); ok {
-			return sums.observedDerived(s)
-		}
-		return nil
-	})
+	}, nil, sums.observedImport, nil)
+	m.services = localFeed(c, "derived services", servicesOf(metav1.NamespaceAll), func(options *metav1.ListOptions) {
+		options.LabelSelector = mcs.LabelImported + "=" + labelValue
+	}, sums.observedDerived, nil)
 	m.slices = localFeed(c, "endpointslices of imports", slicesOf(metav1.NamespaceAll), func(options *metav1.ListOptions) {
 		options.LabelSelector = discoveryv1.LabelManagedBy + "=" + managedBy + "," + mcs.LabelSourceCluster
-	}, func(obj runtime.Object) *ObservedSlice {
-		if s, ok := obj.(*discoveryv1.EndpointSlice); ok {
-			return sums.observedImportSlice(s)
-		}
-		return nil
-	})
+	}, sums.observedImportSlice, nil)
 	m.namespaces = localFeed(c, "namespaces", func(client kube.Client) kube.Resource[*corev1.NamespaceList] {
 		return client.Namespaces()
-	}, nil, func(obj runtime.Object) *namespaceState {
-		if n, ok := obj.(*corev1.Namespace); ok {
-			return &namespaceState{going: n.DeletionTimestamp != nil}
-		}
-		return nil
-	})
+	}, nil, func(n *corev1.Namespace) *namespaceState { return &namespaceState{going: n.DeletionTimestamp != nil} }, nil)
 	return m
 }
 

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 	"github.com/kube-semaphore/kube-semaphore/internal/run"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 	"github.com/kube-semaphore/kube-semaphore/mirror/published"
@@ -98,17 +100,21 @@ type localFeeds struct {
 	faults   map[string]error       // of reports, by name
 }
 
-// localFeed returns a feed of objects of the local cluster.
-func localFeed[T any, L runtime.Object](c *Controller, kind string, resource func(kube.Client) kube.Resource[L], restrict func(*metav1.ListOptions), keep func(runtime.Object) *T) *kube.Feed[T] {
+// localFeed returns a feed of objects of the local cluster, in the form that trim returns. equal may
+// be nil.
+func localFeed[O, L runtime.Object, T any](c *Controller, kind string, resource func(kube.Client) kube.Resource[L], restrict func(*metav1.ListOptions), trim func(O) *T, equal func(a, b *T) bool) *kube.Feed[T] {
 	client := func() (kube.Client, error) { return c.cfg.Client, nil }
 	return kube.NewFeed(kube.WatchConfig[*T]{
 		Cluster: c.cfg.Cluster, Kind: kind,
 		ListWatch: kube.ListWatch(kube.Of(client, resource), restrict),
 		Keep: func(obj runtime.Object) (*T, bool) {
-			o := keep(obj)
-			return o, o != nil
+			o, ok := obj.(O)
+			if !ok {
+				return nil, false
+			}
+			return trim(o), true
 		},
-		Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
+		Equal: equal, Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
 	})
 }
 
@@ -116,21 +122,18 @@ func (c *Controller) newLocalFeeds() *localFeeds {
 	sums := c.state.sums
 	h := &localFeeds{
 		zones: map[string]int{}, faults: map[string]error{},
-		hinted: c.cfg.GlobalSelector != nil && c.cfg.LocalFirstSelector != nil,
+		hinted:   c.cfg.GlobalSelector != nil && c.cfg.LocalFirstSelector != nil,
+		services: localFeed(c, "own services", servicesOf(c.cfg.Namespace), nil, sums.observedService, nil),
+		slices:   localFeed(c, "own endpointslices", slicesOf(c.cfg.Namespace), nil, sums.observedSlice, nil),
+		nodes:    localFeed(c, "nodes", kube.Nodes, nil, trimNode, func(a, b *localNode) bool { return *a == *b }),
 	}
-	h.services = localFeed(c, "own services", servicesOf(c.cfg.Namespace), nil, func(obj runtime.Object) *ObservedService {
-		if s, ok := obj.(*corev1.Service); ok {
-			return sums.observedService(s)
-		}
-		return nil
-	})
-	h.slices = localFeed(c, "own endpointslices", slicesOf(c.cfg.Namespace), nil, func(obj runtime.Object) *ObservedSlice {
-		if s, ok := obj.(*discoveryv1.EndpointSlice); ok {
-			return sums.observedSlice(s)
-		}
-		return nil
-	})
-	h.nodes, h.reports = c.newNodes(), c.newReports()
+	if c.cfg.ReportNamespace != "" {
+		h.reports = localFeed(c, "path reports", func(client kube.Client) kube.Resource[*coordinationv1.LeaseList] {
+			return client.Leases(c.cfg.ReportNamespace)
+		}, func(options *metav1.ListOptions) {
+			options.LabelSelector = pathreport.Label + "=" + pathreport.LabelValue
+		}, readReport, equalReports)
+	}
 	return h
 }
 

@@ -7,10 +7,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/pathreport"
 )
 
@@ -29,62 +26,20 @@ type seenReport struct {
 	version string
 }
 
-func keepReport(obj runtime.Object) (*seenReport, bool) {
-	l, ok := obj.(*coordinationv1.Lease)
-	if !ok {
-		return nil, false
-	}
+func readReport(l *coordinationv1.Lease) *seenReport {
 	r, err := pathreport.Read(l)
-	return &seenReport{r, err, l.ResourceVersion}, true
+	return &seenReport{r, err, l.ResourceVersion}
 }
 
 func equalReports(a, b *seenReport) bool {
 	return a.version != "" && a.version == b.version && a.Equal(&b.Report)
 }
 
-func (c *Controller) newNodes() *kube.Feed[localNode] {
-	client := func() (kube.Client, error) { return c.cfg.Client, nil }
-	return kube.NewFeed(kube.WatchConfig[*localNode]{
-		Cluster: c.cfg.Cluster, Kind: "nodes",
-		ListWatch: kube.ListWatch(kube.Of(client, kube.Nodes), nil),
-		Keep: func(obj runtime.Object) (*localNode, bool) {
-			n, ok := obj.(*corev1.Node)
-			if !ok {
-				return nil, false
-			}
-			ready := func(c corev1.NodeCondition) bool {
-				return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-			}
-			return &localNode{
-				name: n.Name, zone: n.Labels[corev1.LabelTopologyZone],
-				ready: slices.ContainsFunc(n.Status.Conditions, ready),
-			}, true
-		},
-		Equal:  func(a, b *localNode) bool { return *a == *b },
-		Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
-	})
-}
-
-func leasesOf(namespace string) func(kube.Client) kube.Resource[*coordinationv1.LeaseList] {
-	return func(c kube.Client) kube.Resource[*coordinationv1.LeaseList] {
-		return c.Leases(namespace)
+func trimNode(n *corev1.Node) *localNode {
+	ready := func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	}
-}
-
-func (c *Controller) newReports() *kube.Feed[seenReport] {
-	if c.cfg.ReportNamespace == "" {
-		return nil
-	}
-	labelled := func(options *metav1.ListOptions) {
-		options.LabelSelector = pathreport.Label + "=" + pathreport.LabelValue
-	}
-	client := func() (kube.Client, error) { return c.cfg.Client, nil }
-	return kube.NewFeed(kube.WatchConfig[*seenReport]{
-		Cluster: c.cfg.Cluster, Kind: "path reports",
-		ListWatch: kube.ListWatch(kube.Of(client, leasesOf(c.cfg.ReportNamespace)), labelled),
-		Keep:      keepReport, Equal: equalReports,
-		Notify: c.trigger.Fire, Logger: c.log, Metrics: c.cfg.WatchMetrics,
-	})
+	return &localNode{name: n.Name, zone: n.Labels[corev1.LabelTopologyZone], ready: slices.ContainsFunc(n.Status.Conditions, ready)}
 }
 
 // readNodes updates the nodes of the local cluster. It returns their zones, and whether they

@@ -69,19 +69,19 @@ func TestReportsReadAgain(t *testing.T) {
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
 		Name: pathreport.Name(node), ResourceVersion: "7", Annotations: map[string]string{pathreport.Annotation: `{"gcp":{"down":["g1"]}}`},
 	}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &node}}
-	first, _ := keepReport(lease)
-	if again, _ := keepReport(lease.DeepCopy()); first.fault != nil || !equalReports(first, again) {
+	first := readReport(lease)
+	if again := readReport(lease.DeepCopy()); first.fault != nil || !equalReports(first, again) {
 		t.Errorf("fault %v; read again it counts as renewed", first.fault)
 	}
 	renewed := lease.DeepCopy()
 	renewed.ResourceVersion = "8"
-	if later, _ := keepReport(renewed); equalReports(first, later) {
+	if later := readReport(renewed); equalReports(first, later) {
 		t.Error("a renewed one counts as the same")
 	}
 	// The same version with other contents, of a server that was restored from a backup.
 	other := lease.DeepCopy()
 	other.Annotations[pathreport.Annotation] = `{"gcp":{"down":["g2"]}}`
-	if changed, _ := keepReport(other); equalReports(first, changed) {
+	if changed := readReport(other); equalReports(first, changed) {
 		t.Error("one with other contents counts as the same")
 	}
 }

@@ -32,31 +32,18 @@ func (e *Set) Add(address netip.Addr, ready bool) {
 	}
 }
 
-// Loses reports whether something in a must go for b: an address, a port of one, or that it is
-// ready.
-func Loses(a, b []Set) bool {
-	type place struct {
-		in    int // b
-		ready bool
+// Loses reports whether something must go for b: an address, a port of one, or that it is ready.
+func (e *Set) Loses(b *Set) bool {
+	ready := make(map[netip.Addr]bool, len(b.Addresses))
+	for i, address := range b.Addresses {
+		ready[address] = ready[address] || i < b.Ready
 	}
-	places := map[netip.Addr][]place{}
-	for i := range b {
-		for j, address := range b[i].Addresses {
-			places[address] = append(places[address], place{i, j < b[i].Ready})
+	for i, address := range e.Addresses {
+		if is, has := ready[address]; !has || i < e.Ready && !is {
+			return true
 		}
 	}
-	for i := range a {
-		covers := make([]bool, len(b)) // whether those have all ports
-		for j := range b {
-			covers[j] = !lacks(b[j].Ports, a[i].Ports)
-		}
-		for j, address := range a[i].Addresses {
-			if !slices.ContainsFunc(places[address], func(p place) bool { return covers[p.in] && (p.ready || j >= a[i].Ready) }) {
-				return true
-			}
-		}
-	}
-	return false
+	return len(e.Addresses) > 0 && lacks(b.Ports, e.Ports)
 }
 
 // lacks reports whether one of the ports isn't among have.
