@@ -1,7 +1,6 @@
 package handover
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
@@ -249,14 +247,13 @@ func (r *revocation) refused(ctx context.Context) error {
 	})
 }
 
-// poll calls ask until it succeeds, and returns its last error at the limit.
+// poll is cli.Poll until a limit.
 func poll(ctx context.Context, limit time.Duration, ask func(context.Context) error) error {
-	var state error
-	err := wait.PollUntilContextTimeout(ctx, 250*time.Millisecond, limit, true, func(ctx context.Context) (bool, error) {
-		if err := ask(ctx); ctx.Err() == nil {
-			state = err
-		}
-		return state == nil && ctx.Err() == nil, nil
-	})
-	return cmp.Or(errors.Join(state, context.Cause(ctx)), err)
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	err := cli.Poll(limited, ask)
+	if err != nil {
+		err = errors.Join(err, context.Cause(ctx))
+	}
+	return err
 }

@@ -98,34 +98,9 @@ func namespace(ctx context.Context, c *cli.Cluster) error {
 	return nil
 }
 
-// movePools deletes IP pools whose prefix changes, which Calico's API server refuses to change. No
-// address is assigned from them.
-func movePools(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstructured) error {
-	cidr := func(pool *unstructured.Unstructured) string {
-		text, _, _ := unstructured.NestedString(pool.Object, "spec", "cidr")
-		return text
-	}
-	for _, o := range objects {
-		if o.GetKind() != "IPPool" {
-			continue
-		}
-		pools, err := resourceOf(ctx, c, o)
-		if err != nil {
-			return err
-		}
-		have, err := pools.Get(ctx, o.GetName(), metav1.GetOptions{})
-		if err == nil && cidr(have) != cidr(o) {
-			err = pools.Delete(ctx, o.GetName(), metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(have.GetUID()))})
-		}
-		if err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("replace IPPool %s: %w", o.GetName(), err)
-		}
-	}
-	return nil
-}
-
-// drifted takes objects over from installations without Helm, and reports whether one of them is missing, or
-// has a field that isn't as Helm has applied it; with known it reports true without looking.
+// drifted takes objects over from installations without Helm, deletes IP pools whose prefix changes, and reports
+// whether an object is missing, or has a field that isn't as Helm has applied it; with known it reports true
+// without looking.
 func drifted(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstructured, known bool) (bool, error) {
 	var found atomic.Bool
 	found.Store(known)
@@ -145,6 +120,14 @@ func drift(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured, kn
 		return false, err
 	}
 	have, err := one.Get(ctx, o.GetName(), metav1.GetOptions{})
+	if err == nil && cidr(have) != cidr(o) {
+		// Calico's API server refuses to change an IP pool's prefix. No address is assigned from ours.
+		err = one.Delete(ctx, o.GetName(), metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(have.GetUID()))})
+		if err == nil || apierrors.IsNotFound(err) {
+			return true, nil
+		}
+		return known, fmt.Errorf("replace it: %w", err)
+	}
 	if err == nil {
 		var patch []byte
 		if patch, err = taken(have); patch != nil {
@@ -160,6 +143,15 @@ func drift(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured, kn
 	after, err := one.Apply(ctx, o.GetName(), manifests.OfRelease(o), metav1.ApplyOptions{FieldManager: helmManager, Force: true, DryRun: []string{metav1.DryRunAll}})
 	// Helm reports the error, too.
 	return err != nil || !same(have, after), nil
+}
+
+// cidr returns the prefix of an IP pool; empty: the object is another one.
+func cidr(o *unstructured.Unstructured) string {
+	if o.GetKind() != "IPPool" {
+		return ""
+	}
+	text, _, _ := unstructured.NestedString(o.Object, "spec", "cidr")
+	return text
 }
 
 // formerly are the field managers of installations without Helm.

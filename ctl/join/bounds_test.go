@@ -139,7 +139,7 @@ func TestImportNamespaces(t *testing.T) {
 			}
 		})
 	}
-	for text, want := range map[string]string{"gcp=Shop": `--import-namespaces gcp: "Shop" is neither`, "merit=shop": "cluster merit isn't among the arguments"} {
+	for text, want := range map[string]string{"gcp=Shop": `--import-namespaces gcp=...: "Shop" is neither`, "merit=shop": "cluster merit isn't among the arguments"} {
 		remote, namespaces, _ := strings.Cut(text, "=")
 		f := flags{imports: map[string]string{remote: namespaces}}
 		if err := f.parse([]string{"aws", "gcp"}); err == nil || !strings.Contains(err.Error(), want) {

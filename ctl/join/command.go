@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -161,60 +162,44 @@ func (f *flags) parse(names []string) error {
 		errs = append(errs, fmt.Errorf("--output %s: expected yaml", f.output))
 	}
 	subnets := func(flag string, given map[string]string) map[string][]netip.Prefix {
-		parsed := map[string][]netip.Prefix{}
-		for _, name := range slices.Sorted(maps.Keys(given)) {
-			prefixes, err := inspect.Prefixes(given[name])
-			if err != nil {
-				errs = append(errs, fmt.Errorf("--%s %s: %w", flag, name, err))
-			}
-			if !slices.Contains(names, name) {
-				errs = append(errs, fmt.Errorf("--%s %s=...: cluster %s isn't among the arguments", flag, name, name))
-			}
-			parsed[name] = prefixes
-		}
-		return parsed
+		all, err := parseEach(flag, given, names, inspect.Prefixes)
+		errs = append(errs, err)
+		return all
 	}
 	f.Pods, f.Machines, f.Services = subnets("pod-subnets", f.pods), subnets("node-subnets", f.machines), subnets("service-subnets", f.services)
-	f.Virtual = map[string][]config.Mapping{}
-	for _, name := range slices.Sorted(maps.Keys(f.virtual)) {
-		virtual, err := parseVirtual(f.virtual[name])
-		if err != nil {
-			errs = append(errs, fmt.Errorf("--virtual-subnets %s: %w", name, err))
+	var virtual, imports error
+	f.Virtual, virtual = parseEach("virtual-subnets", f.virtual, names, parseVirtual)
+	f.Imports, imports = parseEach("import-namespaces", f.imports, names, func(text string) (namespaces config.Namespaces, err error) {
+		err = namespaces.Decode(strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == ' ' || r == ',' }), ","))
+		return namespaces, err
+	})
+	_, proxies := parseEach("proxy-url", f.proxies, names, func(text string) (*url.URL, error) {
+		if text == "" {
+			return nil, nil
 		}
-		if !slices.Contains(names, name) {
-			errs = append(errs, fmt.Errorf("--virtual-subnets %s=...: cluster %s isn't among the arguments", name, name))
-		}
-		f.Virtual[name] = virtual
-	}
-	f.Imports = map[string]config.Namespaces{}
-	for _, name := range slices.Sorted(maps.Keys(f.imports)) {
-		var namespaces config.Namespaces
-		if err := namespaces.Decode(strings.Join(strings.FieldsFunc(f.imports[name], func(r rune) bool { return r == ' ' || r == ',' }), ",")); err != nil {
-			errs = append(errs, fmt.Errorf("--import-namespaces %s: %w", name, err))
-		}
-		if !slices.Contains(names, name) {
-			errs = append(errs, fmt.Errorf("--import-namespaces %s=...: cluster %s isn't among the arguments", name, name))
-		}
-		f.Imports[name] = namespaces
-	}
-	for _, name := range slices.Sorted(maps.Keys(f.proxies)) {
-		if _, err := config.ParseProxy(f.proxies[name]); err != nil && f.proxies[name] != "" {
-			errs = append(errs, fmt.Errorf("--proxy-url %s=...: %w", name, err))
-		}
-		if !slices.Contains(names, name) {
-			errs = append(errs, fmt.Errorf("--proxy-url %s=...: cluster %s isn't among the arguments", name, name))
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(f.servers)) {
-		if _, err := inspect.ParseServer(f.servers[name]); err != nil {
-			errs = append(errs, fmt.Errorf("--api-server %s=...: %w", name, err))
-		}
-		if !slices.Contains(names, name) {
-			errs = append(errs, fmt.Errorf("--api-server %s=...: cluster %s isn't among the arguments", name, name))
-		}
-	}
+		return config.ParseProxy(text)
+	})
+	_, servers := parseEach("api-server", f.servers, names, inspect.ParseServer)
+	errs = append(errs, virtual, imports, proxies, servers)
 	f.Servers, f.Proxies = f.servers, f.proxies
 	return errors.Join(errs...)
+}
+
+// parseEach parses the values of a flag, which are by cluster. Errors don't repeat a value, which may have
+// a password.
+func parseEach[T any](flag string, given map[string]string, clusters []string, parse func(string) (T, error)) (map[string]T, error) {
+	parsed, errs := map[string]T{}, []error(nil)
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		value, err := parse(given[name])
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--%s %s=...: %w", flag, name, err))
+		}
+		if !slices.Contains(clusters, name) {
+			errs = append(errs, fmt.Errorf("--%s %s=...: cluster %s isn't among the arguments", flag, name, name))
+		}
+		parsed[name] = value
+	}
+	return parsed, errors.Join(errs...)
 }
 
 // write writes a folder of files for each cluster, and prints the next steps.

@@ -10,7 +10,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
@@ -101,7 +100,8 @@ func (a *installation) end() {
 	}
 }
 
-// upgrade brings the release of a cluster to its wanted values, unless nothing would change.
+// upgrade brings the release of a cluster to its wanted values, unless nothing would change, and notes its
+// objects.
 func (a *installation) upgrade(ctx context.Context, i int, reached func() error) error {
 	c, r, wanted := a.clusters[i], a.releases[a.clusters[i].Name], a.wanted[i]
 	err := func() error {
@@ -119,10 +119,10 @@ func (a *installation) upgrade(ctx context.Context, i int, reached func() error)
 			return err
 		}
 		made, err := manifests.Dry(values, wanted.Cleanup)
-		if err != nil {
-			return err
+		if err == nil {
+			a.objects[i], err = manifests.Decode([]byte(made.Manifest))
 		}
-		if err := movePools(ctx, c, a.objects[i]); err != nil {
+		if err != nil {
 			return err
 		}
 		if differs, err := drifted(ctx, c, a.objects[i], !r.is(made)); err != nil || !differs {
@@ -162,18 +162,15 @@ func rolledOut(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured
 	if err != nil {
 		return err
 	}
-	state := errors.New("not read yet")
-	err = wait.PollUntilContextCancel(ctx, 250*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+	err = cli.Poll(ctx, func(ctx context.Context) error {
 		now, err := objects.Get(ctx, o.GetName(), metav1.GetOptions{})
 		if err != nil {
-			state = err
-			return false, nil
+			return err
 		}
-		state = rollout(now)
-		return state == nil, nil
+		return rollout(now)
 	})
 	if err != nil {
-		return fmt.Errorf("%w; see %s", state, cli.Kubectl(c.Context, "-n %s get pods", cli.Namespace))
+		return fmt.Errorf("%w; see %s", err, cli.Kubectl(c.Context, "-n %s get pods", cli.Namespace))
 	}
 	return nil
 }

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 
-	authorizationv1 "k8s.io/api/authorization/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
@@ -171,11 +170,7 @@ func (a *installation) preflight(ctx context.Context) error {
 			return err
 		}
 		_ = a.each(func(i int, c *cli.Cluster) error {
-			var others []authorizationv1.ResourceAttributes
-			if installed := a.facts[i].Installed.Relay; installed || a.wanted[i].Relay {
-				others = relayRights(installed && !a.wanted[i].Relay)
-			}
-			lacking[i] = rights(ctx, c, a.facts[i], a.objects[i], others...)
+			lacking[i] = rights(ctx, c, a.facts[i], a.objects[i], a.wanted[i].Relay)
 			return nil
 		})
 	}

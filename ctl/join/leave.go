@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/coredns"
@@ -202,11 +200,7 @@ func (a *installation) leaveSome(ctx context.Context, i int, c *cli.Cluster, p l
 	a.settings[i] = p.settings
 	a.wanted[i] = a.present(i)
 	a.wanted[i].Settings, a.wanted[i].Remotes = p.settings, p.settings.Remotes()
-	var err error
-	if a.objects[i], err = a.wanted[i].Render(); err != nil {
-		return err
-	}
-	_, err = one.steps(ctx,
+	_, err := one.steps(ctx,
 		step{"settings", one.start},
 		step{"programs", one.advance},
 		step{"names", one.nameAll},
@@ -253,10 +247,6 @@ func (a *installation) only(i int) *installation {
 func (a *installation) bring(ctx context.Context, i int, change func(*manifests.Cluster)) error {
 	a.wanted[i] = a.present(i)
 	change(a.wanted[i])
-	var err error
-	if a.objects[i], err = a.wanted[i].Render(); err != nil {
-		return err
-	}
 	return a.upgrade(ctx, i, func() error { return nil })
 }
 
@@ -358,21 +348,6 @@ func (a *installation) leaveEntirely(ctx context.Context, i int, c *cli.Cluster)
 	return err
 }
 
-// poll calls ask until it succeeds, and returns its last error when ctx is done.
-func poll(ctx context.Context, ask func(context.Context) error) error {
-	state := errors.New("not read yet")
-	err := wait.PollUntilContextCancel(ctx, 250*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		if err := ask(ctx); ctx.Err() == nil {
-			state = err
-		}
-		return state == nil, nil
-	})
-	if err != nil {
-		return state
-	}
-	return nil
-}
-
 const agent = "semaphore-wireguard"
 
 // stop lets the agents of a cluster clean up their nodes, and stops all other programs.
@@ -398,7 +373,7 @@ func (a *installation) awaitNodes(ctx context.Context) error {
 		return nil
 	}
 	a.Say("%s: the agents clean up %s", c.Name, cli.Count(len(f.Nodes), "node"))
-	if err := poll(ctx, func(ctx context.Context) error { return cleaned(ctx, c) }); err != nil {
+	if err := cli.Poll(ctx, func(ctx context.Context) error { return cleaned(ctx, c) }); err != nil {
 		return err
 	}
 	a.Done("%s: devices, routes, rules and annotations are removed from all nodes", c.Name)
@@ -438,7 +413,7 @@ func (a *installation) removeAll(ctx context.Context, i int) error {
 		return err
 	}
 	namespaces := c.Client.CoreV1().Namespaces()
-	return poll(ctx, func(ctx context.Context) error {
+	return cli.Poll(ctx, func(ctx context.Context) error {
 		err := namespaces.Delete(ctx, cli.Namespace, metav1.DeleteOptions{})
 		switch {
 		case apierrors.IsNotFound(err):

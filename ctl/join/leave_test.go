@@ -151,7 +151,7 @@ func TestDiscoveryIsNarrow(t *testing.T) {
 		if len(faults) != len(objects) || !strings.Contains(faults[0].String(), "it doesn't serve ") {
 			t.Errorf("%d objects, faults %v", len(objects), faults)
 		}
-		rights(t.Context(), cluster, &inspect.Facts{}, objects)
+		rights(t.Context(), cluster, &inspect.Facts{}, objects, false)
 		rightsToLeave(t.Context(), cluster, &inspect.Facts{}, objects)
 	}
 	versions, asked := map[schema.GroupVersion]bool{}, 0

@@ -220,41 +220,40 @@ func (a *installation) deleteCRDs(ctx context.Context, c *cli.Cluster, f *inspec
 		return nil
 	}
 	slices.Sort(ours)
-	for _, r := range []string{v1beta1.ServiceExportPluralName, v1beta1.ServiceImportPluralName} {
+	api := v1beta1.SchemeGroupVersion
+	return a.dropCRDs(ctx, c, "the Multi-Cluster Services API", ours, api.WithResource(v1beta1.ServiceExportPluralName), api.WithResource(v1beta1.ServiceImportPluralName))
+}
+
+// dropCRDs deletes CRDs of ours, unless there are objects of one of the resources.
+func (a *installation) dropCRDs(ctx context.Context, c *cli.Cluster, of string, names []string, resources ...schema.GroupVersionResource) error {
+	for _, r := range resources {
 		left := 0
-		err := cli.ListUntyped(ctx, c.Dynamic.Resource(v1beta1.SchemeGroupVersion.WithResource(r)), metav1.ListOptions{}, func(*unstructured.Unstructured) error {
+		err := cli.ListUntyped(ctx, c.Dynamic.Resource(r), metav1.ListOptions{}, func(*unstructured.Unstructured) error {
 			left++
 			return nil
 		})
 		if err != nil && !apierrors.IsNotFound(err) && !meta.IsNoMatchError(err) {
-			return fmt.Errorf("%s: list %s: %w", c.Name, r, err)
+			return fmt.Errorf("%s: list %s: %w", c.Name, r.Resource, err)
 		}
 		if left > 0 {
-			words := make([]any, len(ours))
-			for i, name := range ours {
+			words := make([]any, len(names))
+			for i, name := range names {
 				words[i] = name
 			}
-			a.Warn("%s: the CRDs of the Multi-Cluster Services API stay, because of %s; to delete these, too: %s",
-				c.Name, cli.Count(left, "object"), a.Kubectl(c.Context, "delete customresourcedefinitions"+strings.Repeat(" %s", len(words)), words...))
+			a.Warn("%s: the CRDs of %s stay, because of %s; to delete these, too: %s",
+				c.Name, of, cli.Count(left, "object"), a.Kubectl(c.Context, "delete customresourcedefinitions"+strings.Repeat(" %s", len(words)), words...))
 			return nil
 		}
 	}
-	for _, name := range ours {
-		if err := deleteCRD(ctx, c, name); err != nil {
-			return err
+	for _, name := range names {
+		if err := crds(c).Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("%s: delete the CRD %s: %w", c.Name, name, err)
 		}
 	}
-	a.Done("%s: deleted the CRDs of the Multi-Cluster Services API", c.Name)
+	a.Done("%s: deleted the CRDs of %s", c.Name, of)
 	return nil
 }
 
 func crds(c *cli.Cluster) dynamic.ResourceInterface {
 	return c.Dynamic.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
-}
-
-func deleteCRD(ctx context.Context, c *cli.Cluster, name string) error {
-	if err := crds(c).Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("%s: delete the CRD %s: %w", c.Name, name, err)
-	}
-	return nil
 }

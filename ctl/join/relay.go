@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -78,26 +77,6 @@ func (a *installation) proposals() []fault {
 	return faults
 }
 
-// relayRights are the rights to wait for the objects of semaphore-relay, and to delete them; and with
-// removes those to remove it.
-func relayRights(removes bool) (all []authorizationv1.ResourceAttributes) {
-	group := v1alpha1.GroupVersion().Group
-	for _, verb := range []string{"get", "list", "delete"} {
-		all = append(all,
-			authorizationv1.ResourceAttributes{Verb: verb, Group: group, Resource: v1alpha1.Resource, Namespace: cli.Namespace},
-			authorizationv1.ResourceAttributes{Verb: verb, Group: coordinationv1.GroupName, Resource: "leases", Namespace: cli.Namespace})
-	}
-	if removes {
-		all = append(all,
-			authorizationv1.ResourceAttributes{Verb: "list", Group: group, Resource: v1alpha1.Resource},
-			authorizationv1.ResourceAttributes{Verb: "get", Group: "apps", Resource: "deployments", Namespace: cli.Namespace},
-			authorizationv1.ResourceAttributes{Verb: "delete", Group: "apps", Resource: "deployments", Namespace: cli.Namespace},
-			authorizationv1.ResourceAttributes{Verb: "get", Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"},
-			authorizationv1.ResourceAttributes{Verb: "delete", Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"})
-	}
-	return all
-}
-
 // forgetLeftovers deletes the objects that an earlier installation of semaphore-relay has left: they
 // would look complete, and be outdated.
 func (a *installation) forgetLeftovers(ctx context.Context) error {
@@ -151,7 +130,7 @@ func (a *installation) settleRelays(ctx context.Context) error {
 		of := append(a.others(f), f.Name)
 		slices.Sort(of)
 		for _, name := range of {
-			if err := poll(ctx, func(ctx context.Context) error { return stored(ctx, c, name) }); err != nil {
+			if err := cli.Poll(ctx, func(ctx context.Context) error { return stored(ctx, c, name) }); err != nil {
 				return fmt.Errorf("%s: semaphore-relay hasn't stored the nodes of %s: %w; find out why with semaphorectl doctor", c.Name, name, err)
 			}
 		}
@@ -195,20 +174,7 @@ func (a *installation) removeRelay(ctx context.Context, c *cli.Cluster, f *inspe
 	if crd == nil || !manifests.Ours(crd) {
 		return nil
 	}
-	left := 0
-	err = cli.ListUntyped(ctx, c.Dynamic.Resource(resourceOfPeers()), metav1.ListOptions{}, func(*unstructured.Unstructured) error {
-		left++
-		return nil
-	})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("%s: list WireguardPeers: %w", c.Name, err)
-	}
-	if left > 0 {
-		a.Warn("%s: the CRD of WireguardPeers stays, because of %s in other namespaces; to delete these, too: %s",
-			c.Name, cli.Count(left, "object"), a.Kubectl(c.Context, "delete customresourcedefinition %s", crd.GetName()))
-		return nil
-	}
-	return deleteCRD(ctx, c, crd.GetName())
+	return a.dropCRDs(ctx, c, "semaphore-relay", []string{crd.GetName()}, resourceOfPeers())
 }
 
 // forgetPeers deletes the objects and Leases of semaphore-relay, which mustn't run.
@@ -252,7 +218,7 @@ func stop(ctx context.Context, c *cli.Cluster, programs ...string) error {
 
 // gone waits until no pod of some programs runs.
 func gone(ctx context.Context, c *cli.Cluster, programs ...string) error {
-	return poll(ctx, func(ctx context.Context) error {
+	return cli.Poll(ctx, func(ctx context.Context) error {
 		of := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name in (" + strings.Join(programs, ", ") + ")"}
 		return cli.List(ctx, c.Client.CoreV1().Pods(cli.Namespace), of, func(p *corev1.Pod) error {
 			return fmt.Errorf("pod %s still runs", p.Name)

@@ -3,154 +3,137 @@ package join
 import (
 	"context"
 	"slices"
+	"strings"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
+	"github.com/kube-semaphore/kube-semaphore/internal/wireguardpeers/v1alpha1"
 )
 
-// reads returns the rights to read the facts of a cluster.
-func reads(f *inspect.Facts) []authorizationv1.ResourceAttributes {
-	var services []authorizationv1.ResourceAttributes
-	switch {
-	case f.ServicesGiven:
-	case f.Minor >= servesCIDRs:
-		services = append(services, authorizationv1.ResourceAttributes{Verb: "list", Group: "networking.k8s.io", Resource: "servicecidrs"})
-	default: // a dry run, see inspect.Read
-		services = append(services, authorizationv1.ResourceAttributes{Verb: "create", Resource: "services", Namespace: "default"})
-	}
-	return append(services, []authorizationv1.ResourceAttributes{
-		{Verb: "list", Resource: "nodes"},
-		{Verb: "get", Resource: "namespaces"},
-		{Verb: "get", Resource: "configmaps", Namespace: "kube-system"},
-		{Verb: "list", Resource: "configmaps", Namespace: "kube-system"},
-		{Verb: "list", Group: "apps", Resource: "daemonsets", Namespace: cli.Namespace},
-		{Verb: "list", Group: "apps", Resource: "deployments", Namespace: cli.Namespace},
-		{Verb: "list", Group: "apps", Resource: "deployments", Namespace: "kube-system"},
-		{Verb: "list", Group: "apps", Resource: "daemonsets", Namespace: "kube-system"},
-	}...)
-}
+// wants are rights that a step needs.
+type wants []authorizationv1.ResourceAttributes
 
-// rights returns a fault if the administrator lacks rights to apply the objects, or others that are
-// given.
-func rights(ctx context.Context, c *cli.Cluster, f *inspect.Facts, objects []*unstructured.Unstructured, others ...authorizationv1.ResourceAttributes) []fault {
-	wanted := append(reads(f), []authorizationv1.ResourceAttributes{
-		{Verb: "create", Resource: "pods", Namespace: "kube-system"},
-		{Verb: "get", Resource: "pods", Namespace: "kube-system"},
-		{Verb: "deletecollection", Resource: "pods", Namespace: "kube-system"},
-		{Verb: "create", Resource: "configmaps", Namespace: "kube-system"},
-		{Verb: "update", Resource: "configmaps", Namespace: "kube-system"},
-		{Verb: "create", Resource: "serviceaccounts", Subresource: "token", Namespace: cli.Namespace},
-		{Verb: "patch", Resource: "secrets", Namespace: cli.Namespace},
-		// The roles may grant more than the administrator has.
-		{Verb: "escalate", Group: "rbac.authorization.k8s.io", Resource: "clusterroles"},
-		{Verb: "bind", Group: "rbac.authorization.k8s.io", Resource: "clusterroles"},
-	}...)
-	wanted = slices.Concat(wanted, ofRelease(), reports(ctx, c), others)
-	for _, o := range objects {
-		r, err := c.ResourceOf(ctx, o.GroupVersionKind())
-		if err != nil {
-			continue // Reported by foreign.
-		}
-		for _, verb := range []string{"get", "create", "patch"} {
-			a := authorizationv1.ResourceAttributes{Verb: verb, Group: r.Group, Resource: r.Resource, Namespace: o.GetNamespace()}
-			if !slices.Contains(wanted, a) {
-				wanted = append(wanted, a)
+// add adds verbs, separated by blanks, for resources, as in "secrets" or "pods/exec", of a group in a
+// namespace; empty: in all, or without one.
+func (w *wants) add(namespace, group, verbs string, resources ...string) {
+	for _, text := range resources {
+		resource, sub, _ := strings.Cut(text, "/")
+		for verb := range strings.FieldsSeq(verbs) {
+			one := authorizationv1.ResourceAttributes{Verb: verb, Group: group, Resource: resource, Subresource: sub, Namespace: namespace}
+			if !slices.Contains(*w, one) {
+				*w = append(*w, one)
 			}
 		}
 	}
-	return lacks(ctx, c, wanted)
 }
 
-// ofRelease returns the rights to read and write the revisions of the release.
-func ofRelease() (all []authorizationv1.ResourceAttributes) {
-	for _, verb := range []string{"list", "get", "create", "update", "delete"} {
-		all = append(all, authorizationv1.ResourceAttributes{Verb: verb, Resource: "secrets", Namespace: cli.Namespace})
+// objects adds verbs for objects of the release. Kinds that aren't served are reported elsewhere.
+func (w *wants) objects(ctx context.Context, c *cli.Cluster, verbs string, objects []*unstructured.Unstructured) {
+	for _, o := range objects {
+		if r, err := c.ResourceOf(ctx, o.GroupVersionKind()); err == nil {
+			w.add(o.GetNamespace(), r.Group, verbs, r.Resource)
+		}
 	}
-	return all
 }
 
-// reports returns the rights to read what programs report of their new credentials: one of two ways
-// is enough.
-func reports(ctx context.Context, c *cli.Cluster) []authorizationv1.ResourceAttributes {
-	wanted := []authorizationv1.ResourceAttributes{{Verb: "list", Resource: "pods", Namespace: cli.Namespace}}
-	proxy := authorizationv1.ResourceAttributes{Verb: "get", Resource: "pods", Subresource: "proxy", Namespace: cli.Namespace}
-	if lacks, err := c.Lacks(ctx, []authorizationv1.ResourceAttributes{proxy}); err == nil && lacks == "" {
-		return wanted
+// ofBoth returns the rights to read the facts of a cluster, and to read and write the release.
+func ofBoth(f *inspect.Facts) (w wants) {
+	switch {
+	case f.ServicesGiven:
+	case f.Minor >= servesCIDRs:
+		w.add("", "networking.k8s.io", "list", "servicecidrs")
+	default: // a dry run, see inspect.Read
+		w.add("default", "", "create", "services")
 	}
-	return append(wanted, authorizationv1.ResourceAttributes{Verb: "create", Resource: "pods", Subresource: "exec", Namespace: cli.Namespace})
+	w.add("", "", "list", "nodes")
+	w.add("", "", "get", "namespaces")
+	w.add("kube-system", "", "get list", "configmaps")
+	for _, namespace := range []string{cli.Namespace, "kube-system"} {
+		w.add(namespace, "apps", "list", "daemonsets", "deployments")
+	}
+	w.add(cli.Namespace, "", "list get create update delete patch", "secrets")
+	// The roles may grant more than the administrator has.
+	w.add("", "rbac.authorization.k8s.io", "escalate bind", "clusterroles")
+	return w
+}
+
+// rights returns a fault if the administrator lacks rights to join a cluster with these objects, and to
+// install or remove semaphore-relay.
+func rights(ctx context.Context, c *cli.Cluster, f *inspect.Facts, objects []*unstructured.Unstructured, relay bool) []fault {
+	w := ofBoth(f)
+	w.add("kube-system", "", "create get deletecollection", "pods")
+	w.add("kube-system", "", "create update", "configmaps")
+	w.add(cli.Namespace, "", "create", "serviceaccounts/token")
+	// What programs report of their new credentials: one of two ways is enough.
+	w.add(cli.Namespace, "", "list", "pods")
+	var proxy wants
+	proxy.add(cli.Namespace, "", "get", "pods/proxy")
+	if lacks, err := c.Lacks(ctx, proxy); err != nil || lacks != "" {
+		w.add(cli.Namespace, "", "create", "pods/exec")
+	}
+	if f.Installed.Relay || relay {
+		w.relay(f.Installed.Relay && !relay)
+	}
+	w.objects(ctx, c, "get create patch", objects)
+	return lacks(ctx, c, w)
+}
+
+// relay adds the rights to wait for the objects of semaphore-relay, and to delete them; and with
+// removes those to remove it.
+func (w *wants) relay(removes bool) {
+	group := v1alpha1.GroupVersion().Group
+	w.add(cli.Namespace, group, "get list delete", v1alpha1.Resource)
+	w.add(cli.Namespace, coordinationv1.GroupName, "get list delete", "leases")
+	if removes {
+		w.add("", group, "list", v1alpha1.Resource)
+		w.add(cli.Namespace, "apps", "get delete", "deployments")
+		w.add("", "apiextensions.k8s.io", "get delete", "customresourcedefinitions")
+	}
 }
 
 // rightsToLeave returns a fault if the administrator lacks rights to take a cluster out:
 // without them leave would end half way.
 func rightsToLeave(ctx context.Context, c *cli.Cluster, f *inspect.Facts, objects []*unstructured.Unstructured) []fault {
-	wanted := append(append(reads(f), ofRelease()...),
-		authorizationv1.ResourceAttributes{Verb: "update", Resource: "configmaps", Namespace: "kube-system"},
-		authorizationv1.ResourceAttributes{Verb: "delete", Group: "discovery.k8s.io", Resource: "endpointslices", Namespace: cli.Namespace},
-		authorizationv1.ResourceAttributes{Verb: "delete", Resource: "services", Namespace: cli.Namespace},
-		authorizationv1.ResourceAttributes{Verb: "patch", Resource: "configmaps", Namespace: cli.Namespace},
-		authorizationv1.ResourceAttributes{Verb: "patch", Resource: "secrets", Namespace: cli.Namespace},
-		authorizationv1.ResourceAttributes{Verb: "patch", Group: "apps", Resource: "daemonsets", Namespace: cli.Namespace},
-		authorizationv1.ResourceAttributes{Verb: "patch", Group: "apps", Resource: "deployments", Namespace: cli.Namespace},
-	)
+	w := ofBoth(f)
+	w.add("kube-system", "", "update", "configmaps")
+	w.add(cli.Namespace, "discovery.k8s.io", "delete", "endpointslices")
+	w.add(cli.Namespace, "", "delete", "services")
+	w.add(cli.Namespace, "", "patch", "configmaps")
+	w.add(cli.Namespace, "apps", "patch", "daemonsets", "deployments")
 	if f.MultiCluster.Installed {
-		wanted = append(wanted,
-			authorizationv1.ResourceAttributes{Verb: "list", Group: v1beta1.GroupName, Resource: v1beta1.ServiceExportPluralName},
-			authorizationv1.ResourceAttributes{Verb: "get", Group: v1beta1.GroupName, Resource: v1beta1.ServiceExportPluralName},
-			authorizationv1.ResourceAttributes{Verb: "update", Group: v1beta1.GroupName, Resource: v1beta1.ServiceExportPluralName, Subresource: "status"})
-		for _, r := range []authorizationv1.ResourceAttributes{
-			{Group: v1beta1.GroupName, Resource: v1beta1.ServiceImportPluralName}, {Resource: "services"}, {Group: "discovery.k8s.io", Resource: "endpointslices"},
-		} {
-			for _, verb := range []string{"list", "delete"} {
-				r.Verb = verb
-				wanted = append(wanted, r)
-			}
-		}
+		w.add("", v1beta1.GroupName, "list get", v1beta1.ServiceExportPluralName)
+		w.add("", v1beta1.GroupName, "update", v1beta1.ServiceExportPluralName+"/status")
+		w.add("", v1beta1.GroupName, "list delete", v1beta1.ServiceImportPluralName)
+		w.add("", "", "list delete", "services")
+		w.add("", "discovery.k8s.io", "list delete", "endpointslices")
 	}
 	for _, crd := range f.MultiCluster.CRDs {
 		if crd.Ours {
-			wanted = append(wanted,
-				authorizationv1.ResourceAttributes{Verb: "list", Group: v1beta1.GroupName, Resource: v1beta1.ServiceExportPluralName},
-				authorizationv1.ResourceAttributes{Verb: "delete", Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"})
-			break
+			w.add("", v1beta1.GroupName, "list", v1beta1.ServiceExportPluralName)
+			w.add("", "apiextensions.k8s.io", "delete", "customresourcedefinitions")
 		}
 	}
 	if f.Installed.Relay {
-		wanted = append(wanted, relayRights(true)...)
+		w.relay(true)
 	}
-	if f.Calico.Version != "" { // The policies of a killed verify.
-		for _, namespace := range []string{cli.Namespace, probe.Namespace} {
-			for _, verb := range []string{"list", "delete"} {
-				wanted = append(wanted, authorizationv1.ResourceAttributes{Verb: verb, Group: f.Calico.Group, Resource: "networkpolicies", Namespace: namespace})
-			}
-		}
+	if f.Calico != (schema.GroupVersion{}) { // The policies of a killed verify.
+		w.add(cli.Namespace, f.Calico.Group, "list delete", "networkpolicies")
+		w.add(probe.Namespace, f.Calico.Group, "list delete", "networkpolicies")
 	}
-	wanted = append(wanted,
-		authorizationv1.ResourceAttributes{Verb: "list", Resource: "secrets", Namespace: probe.Namespace},
-		authorizationv1.ResourceAttributes{Verb: "delete", Resource: "namespaces"},
-		// The roles, which the agents' cleanup applies again, may grant more than the administrator has.
-		authorizationv1.ResourceAttributes{Verb: "escalate", Group: "rbac.authorization.k8s.io", Resource: "clusterroles"},
-		authorizationv1.ResourceAttributes{Verb: "bind", Group: "rbac.authorization.k8s.io", Resource: "clusterroles"})
-	for _, o := range objects {
-		r, err := c.ResourceOf(ctx, o.GroupVersionKind())
-		if err != nil {
-			continue // Not served, or reported by the upgrade.
-		}
-		for _, verb := range []string{"get", "patch", "delete"} {
-			one := authorizationv1.ResourceAttributes{Verb: verb, Group: r.Group, Resource: r.Resource, Namespace: o.GetNamespace()}
-			if !slices.Contains(wanted, one) {
-				wanted = append(wanted, one)
-			}
-		}
-	}
-	return lacks(ctx, c, wanted)
+	w.add(probe.Namespace, "", "list", "secrets")
+	w.add("", "", "delete", "namespaces")
+	w.objects(ctx, c, "get patch delete", objects)
+	return lacks(ctx, c, w)
 }
 
-func lacks(ctx context.Context, c *cli.Cluster, wanted []authorizationv1.ResourceAttributes) []fault {
+func lacks(ctx context.Context, c *cli.Cluster, wanted wants) []fault {
 	missing, err := c.Lacks(ctx, wanted)
 	if err != nil {
 		return []fault{{cluster: c.Name, what: err.Error(), remedy: "check that the API server at " + c.Server + " works"}}

@@ -53,7 +53,7 @@ func (a *installation) withdraw(ctx context.Context, i int, c *cli.Cluster, p le
 	defer cancel()
 	err := a.rolledOut(limited, i, mirrorName)
 	if err == nil {
-		err = poll(limited, func(ctx context.Context) error {
+		err = cli.Poll(limited, func(ctx context.Context) error {
 			return slicesOf(ctx, c, f, p.from, func(s *discoveryv1.EndpointSlice) error {
 				return fmt.Errorf("EndpointSlice %s remains", s.Name)
 			})
