@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -215,22 +216,30 @@ func TestHostileRemotes(t *testing.T) {
 	}
 }
 
-// withoutRace runs the test in a binary without the race detector, which takes
-// several times the memory.
+// withoutRace runs the test in a binary without the race detector, which takes several times the
+// memory, and ten times as long to decode hundreds of megabytes.
 func withoutRace(t *testing.T) {
 	t.Helper()
-	binary := filepath.Join(t.TempDir(), "cluster.test")
-	for _, command := range [][]string{
-		{"go", "test", "-c", "-o", binary, "."},
-		{binary, "-test.run=^" + t.Name() + "$", "-test.v", "-test.timeout=9m"},
-	} {
-		out, err := exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput()
-		if err != nil {
-			t.Fatalf("%s: %v\n%s", command[0], err, out)
-		}
-		t.Logf("%s", out)
+	binary, err := plainBinary()
+	if err != nil {
+		t.Fatal(err)
 	}
+	out, err := exec.CommandContext(t.Context(), binary, "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=9m").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", binary, err, out)
+	}
+	t.Logf("%s", out)
 }
+
+// plainBinary builds the tests of this package without the race detector, in the folder that
+// runTests removes.
+var plainBinary = sync.OnceValues(func() (binary string, err error) {
+	binary = filepath.Join(filepath.Dir(os.Getenv("SSL_CERT_FILE")), "plain.test")
+	if out, err := exec.Command("go", "test", "-c", "-ldflags=-w", "-o", binary, ".").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build tests without the race detector: %w\n%s", err, out)
+	}
+	return binary, nil
+})
 
 // peakMemory returns the peak resident memory of a process; 0 when it has ended.
 func peakMemory(pid int) int64 {

@@ -51,6 +51,10 @@ func realisticNode(i int) *corev1.Node {
 // TestLargeClusterIsTakenWithinDefaultBounds lists 5,000 nodes as large as nodes
 // are.
 func TestLargeClusterIsTakenWithinDefaultBounds(t *testing.T) {
+	if raceEnabled {
+		withoutRace(t)
+		return
+	}
 	const nodes = 5000
 	first, err := json.Marshal(realisticNode(0))
 	if err != nil {

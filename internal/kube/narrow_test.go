@@ -104,6 +104,10 @@ func TestReadFields(t *testing.T) {
 // TestObjectsThatGrowWhenDecodedAreRejected decodes the objects of 3 MiB that take the most
 // memory, and measures all allocations, including freed ones.
 func TestObjectsThatGrowWhenDecodedAreRejected(t *testing.T) {
+	if raceEnabled {
+		withoutRace(t)
+		return
+	}
 	const most = 64 << 20
 	fill := func(begin, part, end string) string {
 		return begin + strings.TrimSuffix(strings.Repeat(part, (maxObject-100)/len(part)), ",") + end

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"strconv"
+	"sync"
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
@@ -30,10 +31,14 @@ func newTestStore(equal func(a, b string) bool) (s *store[string], changes *int)
 	return newStore(equal, newQuota("", Bounds{}), func(bool) { *changes++ }), changes
 }
 
+// ofPods only trims.
+var ofPods = sync.OnceValue(func() *Watch[string] {
+	return NewWatch(WatchConfig[string]{Keep: keepIP, Bounds: testBounds, Logger: slog.New(slog.DiscardHandler)})
+})
+
 // itemOf trims a pod as a Watch does.
 func itemOf(p *corev1.Pod) *item[string] {
-	w := NewWatch(WatchConfig[string]{Keep: keepIP, Bounds: testBounds, Logger: slog.New(slog.DiscardHandler)})
-	i, err := w.trim(p)
+	i, err := ofPods().trim(p)
 	if err != nil || i == nil {
 		panic(fmt.Sprint(p.Name, err))
 	}
@@ -150,8 +155,8 @@ func TestStoreAgainstAPlainMap(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := gocmp.Diff(want, objectsOf(s)); diff != "" {
-			t.Fatalf("step %d (-want +got):\n%s", step, diff)
+		if got := objectsOf(s); !maps.Equal(want, got) {
+			t.Fatalf("step %d (-want +got):\n%s", step, gocmp.Diff(want, got))
 		}
 		if notified, changed := *changes > count, !maps.Equal(before, want); notified != changed {
 			t.Fatalf("step %d: notified of a change %v, want %v", step, notified, changed)
