@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -57,6 +58,29 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run()) // Tests that need namespaces skip or fail.
 	}
 	os.Exit(nstest.Again(cmd))
+}
+
+// apartVariable names the test that a process is started for by apart.
+const apartVariable = "ENGINE_TEST_APART"
+
+// apart runs a test that mostly waits for timeouts beside others, in a process with namespaces
+// of its own, because an engine is alone in its namespaces. In that process it returns false.
+func apart(t *testing.T) (done bool) {
+	t.Helper()
+	if os.Getenv(apartVariable) == t.Name() {
+		return false
+	}
+	nstest.Namespaces(t)
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=10m",
+		fmt.Sprintf("-test.short=%v", testing.Short()))
+	cmd.Env = append(os.Environ(), insideVariable+"=", apartVariable+"="+t.Name())
+	out, err := cmd.CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil || !bytes.Contains(out, []byte("--- PASS: "+t.Name())) {
+		t.Errorf("it doesn't pass in a process of its own: %v", err)
+	}
+	return true
 }
 
 func loopbackUp() error {
