@@ -175,3 +175,13 @@ func TestShellWordsSurviveAShell(t *testing.T) {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
+
+func write(t *testing.T, file string, content []byte) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, content, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
