@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -305,13 +306,14 @@ func (x *objects) get(want *Service) Observed {
 }
 
 // of returns our slices of a local service.
-func (x *objects) of(name string) (all []*ObservedSlice) {
-	for slice := range x.members[name] {
-		if o := x.slices.Get(slice); o != nil && o.ours {
-			all = append(all, o)
+func (x *objects) of(name string) iter.Seq[*ObservedSlice] {
+	return func(yield func(*ObservedSlice) bool) {
+		for slice := range x.members[name] {
+			if o := x.slices.Get(slice); o != nil && o.ours && !yield(o) {
+				return
+			}
 		}
 	}
-	return all
 }
 
 // local has the objects of the local cluster.

@@ -140,7 +140,7 @@ func (b *builder) end() {
 	}
 	byName := func(x, y Slice) int { return strings.Compare(x.Name, y.Name) }
 	slices.SortFunc(b.w.Slices, byName)
-	for _, o := range b.objects.of(b.w.Name) {
+	for o := range b.objects.of(b.w.Name) {
 		if b.s.keeps(b.w, o) {
 			b.keep(o, o.slice(b.w.Origin.Key))
 		}

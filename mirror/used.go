@@ -97,7 +97,7 @@ func (b *builder) use() {
 // remember gives existing slices to the parts that are only remembered. One whose cluster isn't
 // known is that of a fresh one, if there is one.
 func (b *builder) remember() {
-	for _, o := range b.objects.of(b.w.Name) {
+	for o := range b.objects.of(b.w.Name) {
 		var of *part
 		for _, pt := range b.parts {
 			if pt.remembered && (pt.name == o.cluster || o.cluster == "" && (of == nil || of.stale || of.drained)) {
