@@ -44,6 +44,10 @@ type Facts struct {
 	ServicesGiven bool
 	PodsFrom      string
 	PodsSure      bool
+	// PodPrefixes is from what agents must read the prefixes of a node's pods, as the chart's value
+	// wireguard.podPrefixes; empty: from the Node.
+	PodPrefixes string
+	cilium      map[string][]netip.Prefix // of CiliumNodes, by name
 	// Servers are addresses of the API server, the likeliest first.
 	Servers []string
 	// CA verifies them, in PEM: the cluster's own and, if that doesn't verify the server of the
@@ -121,6 +125,7 @@ func Read(ctx context.Context, c *cli.Cluster, services ...netip.Prefix) *Facts 
 	f.need("the installed programs", f.readInstalled(ctx, c))
 	f.readPlugin(ctx, c)
 	f.need("the ranges of pods", f.readPods(ctx, c))
+	f.need("the prefixes of pods", f.readPodPrefixes(ctx, c))
 	if f.Services = services; len(services) > 0 {
 		f.ServicesGiven = true
 	} else if err := f.readServices(ctx, c); err != nil {

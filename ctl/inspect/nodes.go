@@ -27,6 +27,7 @@ type Node struct {
 	Pods             []netip.Prefix
 	// Annotations are those that agents publish and read.
 	Annotations map[string]string
+	ovn         bool // it has OVN-Kubernetes' annotation
 	// Map is the map of pod subnets that its agent publishes.
 	Map string
 	// Locations are the administrator's annotations of the endpoint for other clusters'
@@ -93,6 +94,7 @@ func readNodes(ctx context.Context, client kubernetes.Interface) ([]Node, error)
 			}
 			n.External = n.External || err == nil && address.Type == corev1.NodeExternalIP
 		}
+		n.ovn = o.Annotations[ovnSubnets] != ""
 		for name, text := range o.Annotations {
 			if name == config.SubnetMapAnnotation {
 				n.Map = printable.Text(text, maxMap)

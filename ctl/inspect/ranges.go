@@ -92,17 +92,12 @@ func (f *Facts) readPods(ctx context.Context, c *cli.Cluster) error {
 	}
 	if f.Plugin == "Cilium" {
 		var found []netip.Prefix
+		f.cilium = map[string][]netip.Prefix{}
 		err := cli.ListUntyped(ctx, c.Dynamic.Resource(ciliumNodes), metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
-			cidrs, _, _ := unstructured.NestedStringSlice(o.Object, "spec", "ipam", "podCIDRs")
-			if len(cidrs) > maxOfNode {
-				return tooMany(ciliumNodes.GroupResource().String(), o.GetName(), "spec", maxOfNode, "prefixes")
-			}
-			for _, text := range cidrs {
-				if prefix, err := netip.ParsePrefix(text); err == nil {
-					found = append(found, prefix.Masked())
-				}
-			}
-			return nil
+			prefixes, err := ciliumPrefixes(o)
+			f.cilium[o.GetName()] = prefixes
+			found = append(found, prefixes...)
+			return err
 		})
 		if IsInvalid(err) {
 			return err

@@ -36,7 +36,7 @@ func (a *installation) probe(ctx context.Context) []fault {
 				request.Servers = append(request.Servers, reach.Server{URLs: a.candidates(a.facts[i], other), CA: other.CA, Proxy: a.proxy(a.facts[i], other)})
 			}
 		}
-		answers, failed := probe.Ask(ctx, c, a.facts[i].Nodes, a.Image, request)
+		answers, failed := probe.Ask(ctx, c, a.facts[i].Nodes, a.image(a.facts[i]), request)
 		mu.Lock()
 		defer mu.Unlock()
 		found[i] = answers
@@ -57,6 +57,14 @@ func (a *installation) probe(ctx context.Context) []fault {
 	return faults
 }
 
+// image returns that of temporary pods: the installed one, where what installs it isn't semaphorectl.
+func (a *installation) image(f *inspect.Facts) string {
+	if f.Installed.Owner != "" && !a.Files {
+		return f.Installed.Image
+	}
+	return a.Image
+}
+
 // look asks nodes for links of other programs in the range of proposals, if pods are known by
 // addresses in it, and decides virtual subnets again.
 func (a *installation) look(ctx context.Context) (faults []fault) {
@@ -68,7 +76,7 @@ func (a *installation) look(ctx context.Context) (faults []fault) {
 	var mu sync.Mutex
 	a.links = map[string]string{}
 	_ = a.each(func(i int, c *cli.Cluster) error {
-		answers, _ := probe.Ask(ctx, c, a.facts[i].Nodes, a.Image, reach.Request{Within: shared}) // Failures are reported by probe.
+		answers, _ := probe.Ask(ctx, c, a.facts[i].Nodes, a.image(a.facts[i]), reach.Request{Within: shared}) // Failures are reported by probe.
 		mu.Lock()
 		defer mu.Unlock()
 		if link := a.foreignLink(a.facts[i], answers); link != "" {

@@ -82,9 +82,6 @@ func check(f *inspect.Facts, w *InstallOptions, remotes []string) []fault {
 				}
 			}
 		}
-		if len(n.Pods) == 0 && f.Plugin == "" {
-			warn("node "+n.Name+" has no podCIDR, and the network plugin is unknown", "see SEMAPHORE_WG_POD_CIDRS in docs/network-plugins.md")
-		}
 	}
 	if len(s.pods) == 0 && len(f.Unread) == 0 {
 		wrong("its pod subnets are unknown", "specify them, as in --pod-subnets "+f.Name+"=10.4.0.0/16")

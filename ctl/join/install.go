@@ -213,7 +213,7 @@ func (a *installation) meet(ctx context.Context) error {
 	if len(errs) > 0 {
 		return errors.Join(errs...)
 	}
-	found, err := probe.Mesh(ctx, a.clusters, surveys, probe.Plan{Nodes: 1, Image: a.Image, Patience: meetPatience})
+	found, err := probe.Mesh(ctx, a.clusters, surveys, probe.Plan{Nodes: 1, Patience: meetPatience})
 	if found == nil {
 		return err
 	}

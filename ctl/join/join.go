@@ -312,6 +312,9 @@ func (a *installation) summary(i int) {
 	} else {
 		unknown = append(unknown, "its network plugin")
 	}
+	if f.PodPrefixes != "" {
+		known = append(known, "prefixes of pods: "+f.PodPrefixes)
+	}
 	if len(unknown) > 0 {
 		known = append(known, "unknown: "+strings.Join(unknown, ", "))
 	}
@@ -391,7 +394,7 @@ func (a *installation) want() {
 			}
 		}
 		if f.Installed.Owner != "" && !a.Files {
-			chosen.Tools, chosen.Image, chosen.PullSecret = f.Installed.Tools, f.Installed.Image, nil
+			chosen.Tools, chosen.Image, chosen.PullSecret = f.Installed.Tools, a.image(f), nil
 		}
 		if a.wanted[i] = a.desired(i, &chosen, a.settings[i]); !a.wanted[i].Relay && a.settings[i][inspect.RemotesFrom] == inspect.RemotesFromRelay {
 			delete(a.settings[i], inspect.RemotesFrom)

@@ -259,6 +259,9 @@ func desired(f *inspect.Facts, w *InstallOptions, settings inspect.Settings) *ma
 	if w.implements(f, tools, settings) {
 		c.MultiCluster = multiCluster(f)
 	}
+	if settings["SEMAPHORE_WG_POD_CIDRS"] == "" {
+		c.PodPrefixes = f.PodPrefixes
+	}
 	c.Relay = slices.Contains(tools, manifests.WireGuard) && w.relays(f)
 	return c
 }

@@ -53,6 +53,7 @@ func ofBoth(f *inspect.Facts) (w wants) {
 		w.add("default", "", "create", "services")
 	}
 	w.add("", "", "list", "nodes")
+	w.add("kube-system", "", "list", "pods")
 	w.add("", "", "get", "namespaces")
 	w.add("kube-system", "", "get list", "configmaps")
 	for _, namespace := range []string{cli.Namespace, "kube-system"} {

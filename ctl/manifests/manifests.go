@@ -87,6 +87,8 @@ type Cluster struct {
 	PullSecret string
 	// Pools is Calico's API for IP pools of the remotes' pod subnets; empty: there are none.
 	Pools schema.GroupVersion
+	// PodPrefixes is the value wireguard.podPrefixes, unless Have has one; empty: none.
+	PodPrefixes string
 	// MultiCluster is set if the mirror implements the Multi-Cluster Services API.
 	MultiCluster *MultiCluster
 	// Cleanup makes the agents clean up their nodes and exit.

@@ -274,6 +274,21 @@ func settingsOf(t *testing.T, c *Cluster) map[string]string {
 	return nil
 }
 
+// TestPodPrefixesOfAPlugin are set where values have none.
+func TestPodPrefixesOfAPlugin(t *testing.T) {
+	for _, have := range []map[string]any{nil, {"wireguard": map[string]any{"podPrefixes": "", "networkd": true}}} {
+		c := example()
+		c.Have, c.PodPrefixes = have, "pods"
+		values, err := c.Values()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := values["wireguard"].(map[string]any)["podPrefixes"]; got != "pods" {
+			t.Errorf("%v: %v", have, got)
+		}
+	}
+}
+
 // TestValuesAreKept unless others are decided.
 func TestValuesAreKept(t *testing.T) {
 	c := example()
@@ -283,6 +298,7 @@ func TestValuesAreKept(t *testing.T) {
 		"image": map[string]any{"pullPolicy": "Always", "digest": "sha256:0"}, "networkPolicy": map[string]any{"enabled": false},
 		"wireguard": map[string]any{"enabled": false, "podPrefixes": "calico"},
 	}
+	c.PodPrefixes = "pods"
 	values, err := c.Values()
 	if err != nil {
 		t.Fatal(err)

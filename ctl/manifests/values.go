@@ -58,6 +58,9 @@ func (c *Cluster) Values() (map[string]any, error) {
 	program := func(tool string) object { return object{"enabled": slices.Contains(c.Tools, tool)} }
 	agents := program(WireGuard)
 	agents["cleanup"] = c.Cleanup
+	if kept, _ := c.Have["wireguard"].(object); c.PodPrefixes != "" && (kept["podPrefixes"] == nil || kept["podPrefixes"] == "") {
+		agents["podPrefixes"] = c.PodPrefixes
+	}
 	mirror := program(Mirror)
 	mirror["leaving"] = append([]cluster.Name{}, c.Leaving...)
 	m := c.MultiCluster

@@ -27,7 +27,7 @@ import (
 )
 
 // example is the pair of clusters of deploy/example, with different options: Calico in the
-// second one has only the older API, and its service mirror writes Endpoints.
+// second one has only the older API.
 type example struct {
 	testbed  *testbed.Testbed
 	folder   string // deploy/example

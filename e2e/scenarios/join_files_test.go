@@ -37,6 +37,10 @@ func TestFilesOfJoin(t *testing.T) {
 	for _, file := range []string{"v3.yaml", "pools.yaml"} {
 		must(t, clusters[0].Apply(t.Context(), "../../policy/testdata/"+file))
 	}
+	// Calico's address management of gcp is in use.
+	must(t, clusters[1].Apply(t.Context(), "../../peers/pods/testdata/calico-v1.yaml"))
+	_, err := clusters[1].Dynamic().Resource(blockAffinities).Create(t.Context(), affinity(blockAffinities, "node", "10.4.100.0/26"), metav1.CreateOptions{})
+	must(t, err)
 	a := newAdministrator(t, tb)
 	run := func(args ...string) {
 		t.Helper()
@@ -74,7 +78,7 @@ func TestFilesOfJoin(t *testing.T) {
 	}
 	// No pods run here, so join can't wait for the rollout.
 	stopped := errors.New("programs are installed")
-	err := join.Join(within(t, 2*time.Minute), cli.NewSession(nil, io.Discard, t.Output(), os.LookupEnv), joined, join.Options{
+	err = join.Join(within(t, 2*time.Minute), cli.NewSession(nil, io.Discard, t.Output(), os.LookupEnv), joined, join.Options{
 		InstallOptions: join.InstallOptions{Image: image, Virtual: map[string][]config.Mapping{"aws": {{Real: clusters[0].PodSubnets[0], Virtual: netip.MustParsePrefix("100.77.0.0/16")}}}},
 		NoProbe:        true, Yes: true, AfterStep: func(step string) error {
 			if step == "programs" {
@@ -94,6 +98,7 @@ func TestFilesOfJoin(t *testing.T) {
 		"aws daemonsets.apps sys-semaphore/semaphore-wireguard", "aws deployments.apps sys-semaphore/semaphore-policy",
 		"gcp deployments.apps sys-semaphore/semaphore-service-mirror", "aws ippools.projectcalico.org /remote-gcp",
 		"aws clusterroles.rbac.authorization.k8s.io /semaphore-wireguard-map",
+		"gcp clusterroles.rbac.authorization.k8s.io /semaphore-wireguard-pods",
 		"gcp secrets sys-semaphore/semaphore-service-mirror-remotes", "aws secrets sys-semaphore/semaphore-wireguard-remotes",
 	} {
 		if applied[want] == nil {

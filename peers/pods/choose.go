@@ -24,6 +24,9 @@ type Choice struct {
 	Why    string `json:"why"`
 }
 
+// grant is how an agent gets additional rights.
+const grant = "set the chart's wireguard.podPrefixes, or add a component of deploy/wireguard/pods"
+
 // Choose returns the source for the setting Auto.
 func Choose(s Seen) Choice {
 	switch {
@@ -38,13 +41,13 @@ func Choose(s Seen) Choice {
 	case s.CiliumIPAM && s.Pods:
 		return Choice{Pods, "the node's CiliumNode has no prefixes"}
 	case len(s.PodCIDRs) > 0 && len(s.Forbidden) > 0:
-		return Choice{Node, "the node has podCIDRs, and the agent may not read " + s.Forbidden[0] + ", which exist: see deploy/wireguard/pods"}
+		return Choice{Node, "the node has podCIDRs, and the agent may not read " + s.Forbidden[0] + ", which exist: " + grant}
 	case len(s.PodCIDRs) > 0:
 		return Choice{Node, "the node has podCIDRs"}
 	case s.Pods:
 		return Choice{Pods, "the node has no podCIDRs"}
 	case len(s.Forbidden) > 0:
-		return Choice{Node, "the agent may not read " + s.Forbidden[0] + ", which exist: see deploy/wireguard/pods"}
+		return Choice{Node, "the agent may not read " + s.Forbidden[0] + ", which exist: " + grant}
 	}
 	return Choice{Node, "the node has no podCIDRs, and no other source of its prefixes was found: set SEMAPHORE_WG_POD_CIDRS"}
 }

@@ -243,7 +243,7 @@ func (s *Source) inspect(ctx context.Context) (Seen, error) {
 // loaded its roles yet.
 func allowed(seen Seen, carries bool) (Seen, error) {
 	if carries && len(seen.Forbidden) > 0 {
-		return Seen{}, fmt.Errorf("the node publishes prefixes, and the agent may not read %s: see deploy/wireguard/pods, or set SEMAPHORE_WG_POD_CIDRS", seen.Forbidden[0])
+		return Seen{}, fmt.Errorf("the node publishes prefixes, and the agent may not read %s: %s, or set SEMAPHORE_WG_POD_CIDRS", seen.Forbidden[0], grant)
 	}
 	return seen, nil
 }
