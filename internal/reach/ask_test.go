@@ -68,7 +68,7 @@ func TestAskAgain(t *testing.T) {
 	t.Cleanup(server.Close)
 	address, refuses := server.Listener.Addr().String(), "127.0.0.1:1"
 	var result Result
-	TryAll(t.Context(), Request{Own: []string{"127.0.0.1"}, AskFor: 2, Asks: []ServiceRequest{
+	TryAll(t.Context(), Request{Own: []string{"127.0.0.1"}, AskFor: 6, Asks: []ServiceRequest{
 		{Addresses: []string{address}, HTTP: true}, {Addresses: []string{refuses}},
 	}}, &result)
 	if got := result.Services[0]; got.Lost != 1 || got.Sent < 3 || got.Failed[address] != "connection closed without a response" {
