@@ -36,11 +36,14 @@ type Service struct {
 	Reject string
 }
 
-// Spec and its parts are what a copy of a Service has, and what clusters offer for an import.
+// What a copy of a Service has, and what clusters offer for an import.
 type (
-	Spec   = mcs.Spec
+	// Spec is mcs.Spec.
+	Spec = mcs.Spec
+	// Traits is mcs.Traits.
 	Traits = mcs.Traits
-	Port   = mcs.Port
+	// Port is mcs.Port.
+	Port = mcs.Port
 )
 
 // maxDistribution is the maximum length of a trafficDistribution. The longest one of Kubernetes
