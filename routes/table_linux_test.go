@@ -227,12 +227,19 @@ func watchLookups(t *testing.T, devices []int, targets ...netip.Addr) (stop func
 				default:
 				}
 				device, err := lookup(handle, target)
-				for tries := 0; target.Is6() && (err == nil && device == uplink || errors.Is(err, unix.ENETUNREACH)) && tries < 100; tries++ {
-					// A lookup in an IPv6 table whose result is released meanwhile gives the
-					// kernel's null route: at the last rule that is an error, before it the next
-					// rule decides (ip6_pol_route, __fib6_rule_action). The exit filter stops such
-					// a packet. The next lookup finds the new route, unless that is being replaced
-					// as well.
+				// A lookup whose result is released meanwhile doesn't find the new route. With IPv4 it
+				// continues with the next one of the prefix, which is the guard (fib_dead in
+				// fib_table_lookup). With IPv6 it gives the kernel's null route: at the last rule that is
+				// an error, before it the next rule decides (ip6_pol_route, __fib6_rule_action), and the
+				// exit filter stops the packet. The next lookup finds the new route, unless that is being
+				// replaced as well.
+				released := func() bool {
+					if target.Is4() {
+						return errors.Is(err, unix.EHOSTUNREACH)
+					}
+					return err == nil && device == uplink || errors.Is(err, unix.ENETUNREACH)
+				}
+				for tries := 0; released() && tries < 100; tries++ {
 					device, err = lookup(handle, target)
 				}
 				asked++
