@@ -235,14 +235,17 @@ func (b *policyBed) testNetAdded(t *testing.T) {
 			deletePods(t, b.merit)
 			putPods(t, b.merit, running("ns", "p", "app", "10.6.0.1"), running("ns", "q", "app", "10.6.0.2"))
 			end := apply(t, local, "mutatingadmissionpolicy", "add-net", "../../policy/testdata/add-net.yaml")
-			wait(t, "the policy to be in force", func() error {
-				s, err := sets.Create(t.Context(), &calico.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "test"}, Spec: calico.GlobalNetworkSetSpec{Nets: []string{"10.6.0.1/32"}}},
-					metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-				if err == nil && len(s.Spec.Nets) != 2 {
-					err = errors.New("not in force")
+			nets := func(want int) func() error {
+				return func() error {
+					s, err := sets.Create(t.Context(), &calico.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "test"}, Spec: calico.GlobalNetworkSetSpec{Nets: []string{"10.6.0.1/32"}}},
+						metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+					if err == nil && len(s.Spec.Nets) != want {
+						err = fmt.Errorf("%d nets", len(s.Spec.Nets))
+					}
+					return err
 				}
-				return err
-			})
+			}
+			wait(t, "the policy to be in force", nets(2))
 			i := b.start(t, local, nil, b.merit)
 			expect(t, sets, contents{"merit-ns-app": set("merit", "ns", "app", "10.6.0.1", "10.6.0.2", "192.0.2.1")})
 			before, err := sets.Get(t.Context(), "merit-ns-app", metav1.GetOptions{})
@@ -265,6 +268,7 @@ func (b *policyBed) testNetAdded(t *testing.T) {
 				t.Error("the set was deleted and created again")
 			}
 			end()
+			wait(t, "the policy to be no longer in force", nets(1))
 			deletePods(t, b.merit)
 			expect(t, sets, contents{})
 			i.stop()
