@@ -85,12 +85,8 @@ func runMain() { os.Exit(Main(os.Args[1:])) }
 
 // furnish sets up the process's namespaces.
 func furnish() error {
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		return err
-	}
 	return errors.Join(
-		netlink.LinkSetUp(lo),
+		nstest.Prepare(),
 		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
 		unix.Mount("tmpfs", "/run", "tmpfs", 0, ""),
 	)

@@ -1,9 +1,7 @@
 package tunnel
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -12,7 +10,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/vishvananda/netlink"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
@@ -130,13 +127,5 @@ func isolate() error {
 	if err := unix.Mount("tmpfs", run, "tmpfs", 0, "mode=0755"); err != nil {
 		return fmt.Errorf("mount %s: %w", run, err)
 	}
-	err := os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("switch off duplicate address detection: %w", err)
-	}
-	loopback, err := netlink.LinkByName("lo")
-	if err != nil {
-		return err
-	}
-	return netlink.LinkSetUp(loopback)
+	return nstest.Prepare()
 }

@@ -10,7 +10,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/enginetest"
@@ -41,7 +40,7 @@ func TestMain(m *testing.M) {
 			unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
 			os.MkdirAll(run, 0o755),
 			unix.Mount("tmpfs", run, "tmpfs", 0, "mode=0755"),
-			loopbackUp(),
+			nstest.Prepare(),
 		)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "prepare namespaces:", err)
@@ -81,12 +80,4 @@ func apart(t *testing.T) (done bool) {
 		t.Errorf("it doesn't pass in a process of its own: %v", err)
 	}
 	return true
-}
-
-func loopbackUp() error {
-	loopback, err := netlink.LinkByName("lo")
-	if err != nil {
-		return err
-	}
-	return netlink.LinkSetUp(loopback)
 }

@@ -36,7 +36,7 @@ func New(t testing.TB) *Namespace {
 			return fmt.Errorf("open network namespace: %w", err)
 		}
 		n.file = file
-		return prepare()
+		return Prepare()
 	})
 	if n.file != nil {
 		t.Cleanup(func() { _ = n.file.Close() })
@@ -161,15 +161,20 @@ func onThread(f func() error) error {
 	return <-done
 }
 
-// prepare makes the namespace of the calling thread usable: loopback up, no
-// duplicate address detection, which would leave addresses tentative for a
-// second or more (kernel documentation, networking/ip-sysctl, accept_dad).
-func prepare() error {
-	for _, scope := range []string{"all", "default"} {
-		path := "/proc/sys/net/ipv6/conf/" + scope + "/accept_dad"
-		err := os.WriteFile(path, []byte("0"), 0)
+// Prepare makes the namespace of the calling thread usable: loopback up; no duplicate address
+// detection, which would leave addresses tentative for a second or more; and no socket that asks
+// for any port, as wireguard-go's do before they are configured, gets one on which WireGuard
+// listens in tests (kernel documentation, networking/ip-sysctl: accept_dad,
+// ip_local_reserved_ports).
+func Prepare() error {
+	for path, value := range map[string]string{
+		"ipv6/conf/all/accept_dad":     "0",
+		"ipv6/conf/default/accept_dad": "0",
+		"ipv4/ip_local_reserved_ports": "51820-51829",
+	} {
+		err := os.WriteFile("/proc/sys/net/"+path, []byte(value), 0)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("switch off duplicate address detection: %w", err)
+			return fmt.Errorf("prepare network namespace: %w", err)
 		}
 	}
 	return linkUp("lo")

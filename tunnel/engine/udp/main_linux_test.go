@@ -7,7 +7,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/vishvananda/netlink"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
@@ -21,7 +20,7 @@ const isolated = "UDP_TEST_ISOLATED"
 // loopback: wireguard-go opens sockets on goroutines of its own.
 func TestMain(m *testing.M) {
 	if os.Getenv(isolated) != "" {
-		if err := loopbackUp(); err != nil {
+		if err := nstest.Prepare(); err != nil {
 			fmt.Fprintln(os.Stderr, "prepare namespace:", err)
 			os.Exit(1)
 		}
@@ -36,12 +35,4 @@ func TestMain(m *testing.M) {
 		goleak.VerifyTestMain(m) // Tests that need namespaces skip or fail.
 	}
 	os.Exit(nstest.Again(cmd))
-}
-
-func loopbackUp() error {
-	loopback, err := netlink.LinkByName("lo")
-	if err != nil {
-		return err
-	}
-	return netlink.LinkSetUp(loopback)
 }
