@@ -21,6 +21,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
+	"github.com/kube-semaphore/kube-semaphore/internal/ipam"
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/peers/pods"
@@ -40,7 +41,7 @@ type Self struct {
 	Annotations map[string]string // of annotationGroup
 	PodCIDRs    []netip.Prefix    // of its spec
 	Plain       bool              // PodCIDRs can be published, see plain
-	Noted       pods.Noted
+	Noted       ipam.Noted
 	Version     string // resource version; not compared
 }
 
@@ -69,7 +70,7 @@ func plain(texts []string) bool {
 
 // TrimSelf trims this node's object. Heartbeats leave the result equal.
 func TrimSelf(n *corev1.Node) Self {
-	s := Self{Name: n.Name, UID: n.UID, Annotations: map[string]string{}, PodCIDRs: nodePodCIDRs(n), Plain: plain(specPodCIDRs(n)), Noted: pods.Note(n), Version: n.ResourceVersion}
+	s := Self{Name: n.Name, UID: n.UID, Annotations: map[string]string{}, PodCIDRs: nodePodCIDRs(n), Plain: plain(specPodCIDRs(n)), Noted: ipam.Note(n), Version: n.ResourceVersion}
 	for _, a := range n.Status.Addresses {
 		ip, err := netip.ParseAddr(a.Address)
 		switch {

@@ -45,7 +45,7 @@ type Facts struct {
 	PodsFrom      string
 	PodsSure      bool
 	// PodPrefixes is from what agents must read the prefixes of a node's pods, as the chart's value
-	// wireguard.podPrefixes; empty: from the Node.
+	// wireguard.podPrefixes; empty: from the Node. ReadPodPrefixes sets it.
 	PodPrefixes string
 	cilium      map[string][]netip.Prefix // of CiliumNodes, by name
 	// Servers are addresses of the API server, the likeliest first.
@@ -123,9 +123,8 @@ func Read(ctx context.Context, c *cli.Cluster, services ...netip.Prefix) *Facts 
 	f.DNS, err = coredns.Read(ctx, c.Client)
 	f.need("CoreDNS's configuration", err)
 	f.need("the installed programs", f.readInstalled(ctx, c))
-	f.readPlugin(ctx, c)
+	f.need("the network plugin", f.readPlugin(ctx, c))
 	f.need("the ranges of pods", f.readPods(ctx, c))
-	f.need("the prefixes of pods", f.readPodPrefixes(ctx, c))
 	if f.Services = services; len(services) > 0 {
 		f.ServicesGiven = true
 	} else if err := f.readServices(ctx, c); err != nil {

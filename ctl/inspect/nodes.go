@@ -14,6 +14,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/endpoint"
+	"github.com/kube-semaphore/kube-semaphore/internal/ipam"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
@@ -94,7 +95,7 @@ func readNodes(ctx context.Context, client kubernetes.Interface) ([]Node, error)
 			}
 			n.External = n.External || err == nil && address.Type == corev1.NodeExternalIP
 		}
-		n.ovn = o.Annotations[ovnSubnets] != ""
+		n.ovn = o.Annotations[ipam.OVNSubnets] != ""
 		for name, text := range o.Annotations {
 			if name == config.SubnetMapAnnotation {
 				n.Map = printable.Text(text, maxMap)

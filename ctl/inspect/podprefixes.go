@@ -2,72 +2,49 @@ package inspect
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
-	"github.com/kube-semaphore/kube-semaphore/internal/kube"
+	"github.com/kube-semaphore/kube-semaphore/internal/ipam"
 )
 
-// ovnSubnets is the annotation in which OVN-Kubernetes stores the prefixes of a node.
-const ovnSubnets = "k8s.ovn.org/node-subnets"
+// ReadPodPrefixes finds from what agents must read the prefixes of their nodes' pods: what they would
+// choose if they might read everything, or else "pods" if a pod of kube-system is outside of the
+// podCIDRs of its node.
+func (f *Facts) ReadPodPrefixes(ctx context.Context, c *cli.Cluster) {
+	f.need("the prefixes of pods", f.readPodPrefixes(ctx, c))
+}
 
-// Values of Facts.PodPrefixes.
-const (
-	fromCalico = "calico"
-	fromCilium = "cilium"
-	fromPods   = "pods"
-)
-
-// readPodPrefixes finds from what agents must read the prefixes of pods, in the order in which they
-// choose themselves (peers/pods.Choose):
-//
-//	OVN-Kubernetes' annotation                                      none
-//	CiliumNodes with other prefixes than the nodes' podCIDRs        cilium
-//	BlockAffinities of Calico's address management                  calico
-//	CiliumNodes without prefixes, a node without podCIDRs, or
-//	a pod of kube-system outside of the podCIDRs of its node        pods
 func (f *Facts) readPodPrefixes(ctx context.Context, c *cli.Cluster) error {
-	podCIDRs := map[string][]netip.Prefix{}
-	lacking := false
+	blocks, err := hasBlocks(ctx, c)
+	if err != nil {
+		return err
+	}
+	podCIDRs := map[string][]netip.Prefix{} // of nodes whose agents choose these
+	sources := map[string]bool{}
 	for _, n := range f.Nodes {
-		if n.ovn {
+		if n.Agentless() != "" {
+			continue
+		}
+		prefixes, known := f.cilium[n.Name]
+		choice := ipam.Choose(ipam.Seen{PodCIDRs: n.Pods, OVN: n.ovn, Cilium: prefixes, CiliumIPAM: known, Calico: blocks, Pods: true})
+		sources[choice.Source] = true
+		if choice.Source == ipam.Node {
+			podCIDRs[n.Name] = n.Pods
+		}
+	}
+	for _, source := range []string{ipam.Cilium, ipam.Calico, ipam.Pods} {
+		if sources[source] {
+			f.PodPrefixes = source
 			return nil
 		}
-		podCIDRs[n.Name] = n.Pods
-		lacking = lacking || len(n.Pods) == 0 && n.Agentless() == ""
-	}
-	other, empty := false, false
-	for name, prefixes := range f.cilium {
-		if of, known := podCIDRs[name]; known {
-			empty = empty || len(prefixes) == 0
-			other = other || len(prefixes) > 0 && !slices.Equal(Compact(prefixes), Compact(of))
-		}
-	}
-	if other {
-		f.PodPrefixes = fromCilium
-		return nil
-	}
-	for _, api := range kube.CalicoAPIs("auto") {
-		blocks := api.WithResource("blockaffinities")
-		if _, err := c.Resource(ctx, blocks); err != nil {
-			continue // It isn't served.
-		}
-		err := cli.ListUntyped(ctx, c.Dynamic.Resource(blocks), metav1.ListOptions{Limit: 1}, func(*unstructured.Unstructured) error {
-			f.PodPrefixes = fromCalico
-			return cli.ErrEnough
-		})
-		if err != nil || f.PodPrefixes != "" {
-			return err
-		}
-	}
-	if empty || lacking {
-		f.PodPrefixes = fromPods
-		return nil
 	}
 	return cli.List(ctx, c.Client.CoreV1().Pods(metav1.NamespaceSystem), metav1.ListOptions{}, func(p *corev1.Pod) error {
 		prefixes, known := podCIDRs[p.Spec.NodeName]
@@ -75,27 +52,29 @@ func (f *Facts) readPodPrefixes(ctx context.Context, c *cli.Cluster) error {
 		if !known || err != nil || p.Spec.HostNetwork || slices.ContainsFunc(prefixes, func(of netip.Prefix) bool { return of.Contains(ip) }) {
 			return nil
 		}
-		f.PodPrefixes = fromPods
+		f.PodPrefixes = ipam.Pods
 		return cli.ErrEnough
 	})
 }
 
-// ciliumPrefixes returns the prefixes of a CiliumNode; none where addresses come from a cloud provider.
-func ciliumPrefixes(o *unstructured.Unstructured) (all []netip.Prefix, err error) {
-	cidrs, _, _ := unstructured.NestedStringSlice(o.Object, "spec", "ipam", "podCIDRs")
-	pools, _, _ := unstructured.NestedSlice(o.Object, "spec", "ipam", "pools", "allocated")
-	for _, pool := range pools {
-		fields, _ := pool.(map[string]any)
-		of, _, _ := unstructured.NestedStringSlice(fields, "cidrs")
-		cidrs = append(cidrs, of...)
-	}
-	if len(cidrs) > maxOfNode {
-		return nil, tooMany(ciliumNodes.GroupResource().String(), o.GetName(), "spec", maxOfNode, "prefixes")
-	}
-	for _, text := range cidrs {
-		if prefix, err := netip.ParsePrefix(text); err == nil {
-			all = append(all, prefix.Masked())
+// hasBlocks reports whether Calico's address management is in use: one of its APIs has a
+// BlockAffinity. An error counts only if the other API has none.
+func hasBlocks(ctx context.Context, c *cli.Cluster) (found bool, failed error) {
+	for _, blocks := range ipam.CalicoAffinities() {
+		_, err := c.Resource(ctx, blocks)
+		if meta.IsNoMatchError(err) {
+			continue
 		}
+		if err == nil {
+			err = cli.ListUntyped(ctx, c.Dynamic.Resource(blocks), metav1.ListOptions{Limit: 1}, func(*unstructured.Unstructured) error {
+				found = true
+				return cli.ErrEnough
+			})
+		}
+		if found {
+			return true, nil
+		}
+		failed = errors.Join(failed, err)
 	}
-	return all, nil
+	return false, failed
 }

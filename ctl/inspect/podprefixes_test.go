@@ -1,9 +1,12 @@
 package inspect
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -11,6 +14,9 @@ import (
 	fakedynamic "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/ipam"
 )
 
 func TestPodPrefixes(t *testing.T) {
@@ -18,9 +24,9 @@ func TestPodPrefixes(t *testing.T) {
 	affinity := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "crd.projectcalico.org/v1", "kind": "BlockAffinity", "metadata": map[string]any{"name": "a-10-2-64-0-26"},
 	}}
-	cilium := func(name string, ipam map[string]any) *unstructured.Unstructured {
+	cilium := func(name string, addresses map[string]any) *unstructured.Unstructured {
 		return &unstructured.Unstructured{Object: map[string]any{
-			"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": map[string]any{"name": name}, "spec": map[string]any{"ipam": ipam},
+			"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": map[string]any{"name": name}, "spec": map[string]any{"ipam": addresses},
 		}}
 	}
 	cidrs := func(all ...any) map[string]any { return map[string]any{"podCIDRs": all} }
@@ -35,7 +41,7 @@ func TestPodPrefixes(t *testing.T) {
 		}
 	}
 	ovn := node("a", "10.66.1.1")
-	ovn.Annotations = map[string]string{ovnSubnets: `{"default":["10.2.0.0/24"]}`}
+	ovn.Annotations = map[string]string{ipam.OVNSubnets: `{"default":["10.2.0.0/24"]}`}
 	windows := node("w", "10.66.1.2")
 	windows.Status.NodeInfo.OperatingSystem = "windows"
 	a := node("a", "10.66.1.1", "10.2.0.0/24", "fd00:2::/64")
@@ -58,10 +64,28 @@ func TestPodPrefixes(t *testing.T) {
 	} {
 		cluster := fakeCluster("https://api.example:6443", c.typed...)
 		cluster.Client.(*fake.Clientset).Resources = []*metav1.APIResourceList{{GroupVersion: blocks.GroupVersion().String(), APIResources: []metav1.APIResource{{Name: "blockaffinities", Kind: "BlockAffinity"}}}}
-		cluster.Dynamic = fakedynamic.NewSimpleDynamicClientWithCustomListKinds(scheme.Scheme, map[schema.GroupVersionResource]string{blocks: "BlockAffinityList", ciliumNodes: "CiliumNodeList"}, c.untyped...)
+		cluster.Dynamic = fakedynamic.NewSimpleDynamicClientWithCustomListKinds(scheme.Scheme, map[schema.GroupVersionResource]string{blocks: "BlockAffinityList", ipam.CiliumNodes(): "CiliumNodeList"}, c.untyped...)
 		f := Read(t.Context(), cluster)
+		f.ReadPodPrefixes(t.Context(), cluster)
 		if f.PodPrefixes != c.want {
 			t.Errorf("%s: %q, expected %q (%v)", name, f.PodPrefixes, c.want, f.Unread)
+		}
+	}
+}
+
+// TestDiscoveryFails: an API whose discovery fails isn't one that a cluster doesn't have.
+func TestDiscoveryFails(t *testing.T) {
+	cluster := fakeCluster("https://api.example:6443", node("a", "10.66.1.1", "10.2.0.0/24"))
+	cluster.Client.(*fake.Clientset).PrependReactor("get", "resource", func(k8stesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewServiceUnavailable("etcd is slow")
+	})
+	cluster.Dynamic = fakedynamic.NewSimpleDynamicClient(scheme.Scheme)
+	f := Read(t.Context(), cluster)
+	f.ReadPodPrefixes(t.Context(), cluster)
+	unread := fmt.Sprint(f.Unread)
+	for _, what := range []string{"read the network plugin: ", "read the prefixes of pods: "} {
+		if !strings.Contains(unread, what) {
+			t.Errorf("%q isn't in %s", what, unread)
 		}
 	}
 }

@@ -3,23 +3,23 @@ package inspect
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/internal/ipam"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
-
-// ciliumNodes hold Cilium's pod CIDRs.
-var ciliumNodes = schema.GroupVersionResource{Group: "cilium.io", Version: "v2", Resource: "ciliumnodes"}
 
 // PoolsOf returns the resource of Calico's IP pools in a version of its API.
 func PoolsOf(version schema.GroupVersion) schema.GroupVersionResource {
@@ -28,12 +28,20 @@ func PoolsOf(version schema.GroupVersion) schema.GroupVersionResource {
 
 // readPlugin detects the network plugin, and whether it masquerades pods' packets to other
 // clusters.
-func (f *Facts) readPlugin(ctx context.Context, c *cli.Cluster) {
+func (f *Facts) readPlugin(ctx context.Context, c *cli.Cluster) error {
+	var failed error
 	for _, api := range kube.CalicoAPIs("auto") {
-		if _, err := c.Resource(ctx, PoolsOf(api)); err == nil {
+		_, err := c.Resource(ctx, PoolsOf(api))
+		if err == nil {
 			f.Calico, f.Plugin = api, "Calico"
 			break
 		}
+		if !meta.IsNoMatchError(err) {
+			failed = errors.Join(failed, err)
+		}
+	}
+	if f.Plugin == "" && failed != nil {
+		return failed
 	}
 	config := func(namespace, name string) map[string]string {
 		found, err := c.Client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
@@ -55,6 +63,7 @@ func (f *Facts) readPlugin(ctx context.Context, c *cli.Cluster) {
 	if config("kube-system", "ip-masq-agent") != nil {
 		f.Masquerade = append(f.Masquerade, "ip-masq-agent masquerades pods' packets: add the other clusters' pod subnets to nonMasqueradeCIDRs of kube-system/ip-masq-agent")
 	}
+	return nil
 }
 
 // clusterCIDR finds the range in the configuration of kubeadm and kube-proxy.
@@ -93,11 +102,14 @@ func (f *Facts) readPods(ctx context.Context, c *cli.Cluster) error {
 	if f.Plugin == "Cilium" {
 		var found []netip.Prefix
 		f.cilium = map[string][]netip.Prefix{}
-		err := cli.ListUntyped(ctx, c.Dynamic.Resource(ciliumNodes), metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
-			prefixes, err := ciliumPrefixes(o)
+		err := cli.ListUntyped(ctx, c.Dynamic.Resource(ipam.CiliumNodes()), metav1.ListOptions{}, func(o *unstructured.Unstructured) error {
+			prefixes := ipam.CiliumPrefixes(o)
+			if len(prefixes) > maxOfNode {
+				return tooMany(ipam.CiliumNodes().GroupResource().String(), o.GetName(), "spec", maxOfNode, "prefixes")
+			}
 			f.cilium[o.GetName()] = prefixes
 			found = append(found, prefixes...)
-			return err
+			return nil
 		})
 		if IsInvalid(err) {
 			return err

@@ -19,6 +19,8 @@ import (
 	fakedynamic "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/kube-semaphore/kube-semaphore/internal/ipam"
 )
 
 func prefixes(t *testing.T, text string) []netip.Prefix {
@@ -188,7 +190,7 @@ func TestRangesAreBounded(t *testing.T) {
 		"podCIDRs of a CiliumNode": {[]runtime.Object{configMap("kube-system", "cilium-config", "enable-ipv4-masquerade", "false")}, []runtime.Object{cilium}, "read the ranges of pods: ciliumnodes.cilium.io a: spec: more than 16 prefixes"},
 	} {
 		cluster := fakeCluster("https://api.example:6443", c.typed...)
-		cluster.Dynamic = fakedynamic.NewSimpleDynamicClientWithCustomListKinds(scheme.Scheme, map[schema.GroupVersionResource]string{calico: "IPPoolList", ciliumNodes: "CiliumNodeList"}, c.untyped...)
+		cluster.Dynamic = fakedynamic.NewSimpleDynamicClientWithCustomListKinds(scheme.Scheme, map[schema.GroupVersionResource]string{calico: "IPPoolList", ipam.CiliumNodes(): "CiliumNodeList"}, c.untyped...)
 		if name == "pools" {
 			cluster.Client.(*fake.Clientset).Resources = []*metav1.APIResourceList{{GroupVersion: "projectcalico.org/v3", APIResources: []metav1.APIResource{{Name: "ippools", Kind: "IPPool"}}}}
 		}

@@ -36,11 +36,12 @@ func (a *installation) probe(ctx context.Context) []fault {
 				request.Servers = append(request.Servers, reach.Server{URLs: a.candidates(a.facts[i], other), CA: other.CA, Proxy: a.proxy(a.facts[i], other)})
 			}
 		}
-		answers, failed := probe.Ask(ctx, c, a.facts[i].Nodes, a.image(a.facts[i]), request)
+		image := a.image(a.facts[i])
+		answers, failed := probe.Ask(ctx, c, a.facts[i].Nodes, image, request)
 		mu.Lock()
 		defer mu.Unlock()
 		found[i] = answers
-		faults = append(append(faults, a.unprobed(c, failed)...), unfiltered(c.Name, answers)...)
+		faults = append(append(faults, unprobed(c, image, failed)...), unfiltered(c.Name, answers)...)
 		return nil
 	})
 	for i, f := range a.facts {
@@ -113,8 +114,8 @@ func (a *installation) sweep(ctx context.Context) {
 	}
 }
 
-// unprobed returns faults for nodes whose temporary pods failed: one for each reason.
-func (a *installation) unprobed(c *cli.Cluster, failed map[string]error) []fault {
+// unprobed returns faults for nodes whose temporary pods, with the image, failed: one for each reason.
+func unprobed(c *cli.Cluster, image string, failed map[string]error) []fault {
 	nodes, reasons := map[string][]string{}, []string(nil)
 	for _, node := range slices.Sorted(maps.Keys(failed)) {
 		reason := failed[node].Error()
@@ -132,7 +133,7 @@ func (a *installation) unprobed(c *cli.Cluster, failed map[string]error) []fault
 		}
 		remedy := "see what " + cli.Kubectl(c.Context, "-n %s get events", probe.Namespace) + " says about it; --no-probe skips this check"
 		if probe.IsImage(failed[of[0]]) {
-			remedy = "check that nodes can pull the image " + a.Image + ", or set another one with --image"
+			remedy = "check that nodes can pull the image " + image + ", or set another one with --image"
 		}
 		faults = append(faults, fault{cluster: c.Name, what: what + reason, remedy: remedy})
 	}

@@ -166,6 +166,10 @@ func (a *installation) preflight(ctx context.Context) error {
 	}
 	lacking := make([][]fault, len(a.facts))
 	if readable {
+		_ = a.each(func(i int, c *cli.Cluster) error {
+			a.facts[i].ReadPodPrefixes(ctx, c)
+			return nil
+		})
 		if err := a.render(); err != nil {
 			return err
 		}

@@ -177,14 +177,13 @@ func TestMissingRights(t *testing.T) {
 
 // TestFailedTemporaryPods has one fault for each reason, and no ✓.
 func TestFailedTemporaryPods(t *testing.T) {
-	a := &installation{Options: Options{InstallOptions: InstallOptions{Image: "registry.example/i:1"}}}
 	failed := map[string]error{}
 	for i := range 8 {
 		failed[fmt.Sprintf("n%d", i)] = errors.New("denied by a quota")
 	}
 	failed["m"] = errors.New("another reason")
 	var got []string
-	for _, f := range a.unprobed(&cli.Cluster{Name: "aws", Context: "aws"}, failed) {
+	for _, f := range unprobed(&cli.Cluster{Name: "aws", Context: "aws"}, "registry.example/i:1", failed) {
 		got = append(got, f.String())
 	}
 	events := ": see what kubectl --context aws -n kube-system get events says about it; --no-probe skips this check"

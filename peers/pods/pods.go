@@ -16,16 +16,8 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-)
 
-// Names of sources. Any other setting is a list of prefixes.
-const (
-	Auto   = "auto"
-	Node   = "node"
-	Calico = "calico"
-	Cilium = "cilium"
-	OVN    = "ovn"
-	Pods   = "pods"
+	"github.com/kube-semaphore/kube-semaphore/internal/ipam"
 )
 
 // Aggregate returns the fewest prefixes that cover exactly the addresses, sorted.
@@ -57,13 +49,7 @@ func Beside(prefixes []netip.Prefix, addrs []netip.Addr) []netip.Prefix {
 			all = append(all, netip.PrefixFrom(a, a.BitLen()))
 		}
 	}
-	return sorted(all)
-}
-
-// sorted returns prefixes sorted, without duplicates.
-func sorted(prefixes []netip.Prefix) []netip.Prefix {
-	slices.SortFunc(prefixes, netip.Prefix.Compare)
-	return slices.Compact(prefixes)
+	return ipam.Sorted(all)
 }
 
 // Pod is a pod trimmed to its addresses.
@@ -93,13 +79,4 @@ func addresses(pods []Pod) (all []netip.Addr) {
 		all = append(all, p.Addrs...)
 	}
 	return all
-}
-
-// parse parses and masks a prefix.
-func parse(text string) (netip.Prefix, bool) {
-	p, err := netip.ParsePrefix(text)
-	if err != nil || p.Addr().Is4In6() {
-		return netip.Prefix{}, false
-	}
-	return p.Masked(), true
 }

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/ipam"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 )
 
@@ -49,7 +50,7 @@ func ofNode(options *metav1.ListOptions, node string) {
 // ciliumNodeOf lists and watches the CiliumNode of one node.
 func ciliumNodeOf(client dynamic.Interface, node string) cache.ListerWatcher {
 	return kube.ListWatch(func(context.Context) (objects, error) {
-		return client.Resource(ciliumNodes()), nil
+		return client.Resource(ipam.CiliumNodes()), nil
 	}, func(options *metav1.ListOptions) { named(options, node) })
 }
 
@@ -98,7 +99,7 @@ func (a *affinities) find(ctx context.Context) (resource schema.GroupVersionReso
 		return a.resource, true, nil
 	}
 	var seen []candidate
-	for _, r := range calicoAffinities() {
+	for _, r := range ipam.CalicoAffinities() {
 		c := a.inspect(ctx, r)
 		if seen = append(seen, c); c.own {
 			break
@@ -167,8 +168,8 @@ func (a *affinities) inspect(ctx context.Context, r schema.GroupVersionResource)
 	list, err := a.client.Resource(r).List(ctx, metav1.ListOptions{Limit: 1})
 	if err == nil && len(list.Items) > 0 {
 		c.any = true
-		if _, labelled := list.Items[0].GetLabels()[hostnameHash]; labelled {
-			c.selector = hostnameHash + "=" + hashOf(a.node)
+		if _, labelled := list.Items[0].GetLabels()[ipam.HostnameHash]; labelled {
+			c.selector = ipam.HostnameHash + "=" + ipam.HashOf(a.node)
 		}
 		list, err = a.client.Resource(r).List(ctx, metav1.ListOptions{LabelSelector: c.selector, ResourceVersion: "0"})
 	}
@@ -177,7 +178,7 @@ func (a *affinities) inspect(ctx context.Context, r schema.GroupVersionResource)
 		return c
 	}
 	c.own = slices.ContainsFunc(list.Items, func(u unstructured.Unstructured) bool {
-		_, own := block(&u, a.node)
+		_, own := ipam.Block(&u, a.node)
 		return own
 	})
 	return c
@@ -201,17 +202,17 @@ func serves(ctx context.Context, client rest.Interface, r schema.GroupVersionRes
 }
 
 // inspect collects the input of Choose.
-func (s *Source) inspect(ctx context.Context) (Seen, error) {
+func (s *Source) inspect(ctx context.Context) (ipam.Seen, error) {
 	self, known := s.cfg.Self()
 	if !known {
-		return Seen{}, errUnread
+		return ipam.Seen{}, errUnread
 	}
-	seen := Seen{PodCIDRs: self.PodCIDRs, OVN: self.OVN != ""}
+	seen := ipam.Seen{PodCIDRs: self.PodCIDRs, OVN: self.OVN != ""}
 	if seen.OVN {
 		return seen, nil
 	}
 	if err := s.inspectCilium(ctx, &seen); err != nil {
-		return Seen{}, err
+		return ipam.Seen{}, err
 	}
 	_, found, err := s.calico.find(ctx)
 	switch {
@@ -219,7 +220,7 @@ func (s *Source) inspect(ctx context.Context) (Seen, error) {
 	case apierrors.IsForbidden(err):
 		seen.Forbidden = append(seen.Forbidden, "Calico's BlockAffinities")
 	case err != nil:
-		return Seen{}, err
+		return ipam.Seen{}, err
 	default:
 		seen.Calico = found
 	}
@@ -231,7 +232,7 @@ func (s *Source) inspect(ctx context.Context) (Seen, error) {
 	switch _, err := s.cfg.Client.Pods(metav1.NamespaceAll).List(ctx, options); {
 	case apierrors.IsForbidden(err):
 	case err != nil:
-		return Seen{}, fmt.Errorf("read pods: %w", err)
+		return ipam.Seen{}, fmt.Errorf("read pods: %w", err)
 	default:
 		seen.Pods = true
 	}
@@ -241,21 +242,21 @@ func (s *Source) inspect(ctx context.Context) (Seen, error) {
 // allowed returns seen, or an error if the node publishes prefixes already and the agent
 // may not read their possible source: an API server that has just started may not have
 // loaded its roles yet.
-func allowed(seen Seen, carries bool) (Seen, error) {
+func allowed(seen ipam.Seen, carries bool) (ipam.Seen, error) {
 	if carries && len(seen.Forbidden) > 0 {
-		return Seen{}, fmt.Errorf("the node publishes prefixes, and the agent may not read %s: %s, or set SEMAPHORE_WG_POD_CIDRS", seen.Forbidden[0], grant)
+		return ipam.Seen{}, fmt.Errorf("the node publishes prefixes, and the agent may not read %s: %s, or set SEMAPHORE_WG_POD_CIDRS", seen.Forbidden[0], ipam.Grant)
 	}
 	return seen, nil
 }
 
-func (s *Source) inspectCilium(ctx context.Context, seen *Seen) error {
-	served, err := serves(ctx, s.calico.discovery, ciliumNodes())
+func (s *Source) inspectCilium(ctx context.Context, seen *ipam.Seen) error {
+	served, err := serves(ctx, s.calico.discovery, ipam.CiliumNodes())
 	if err != nil || !served {
 		return err
 	}
 	var options metav1.ListOptions
 	named(&options, s.cfg.Node)
-	list, err := s.cfg.Dynamic.Resource(ciliumNodes()).List(ctx, options)
+	list, err := s.cfg.Dynamic.Resource(ipam.CiliumNodes()).List(ctx, options)
 	switch {
 	case apierrors.IsForbidden(err):
 		seen.Forbidden = append(seen.Forbidden, "CiliumNodes")
@@ -265,7 +266,7 @@ func (s *Source) inspectCilium(ctx context.Context, seen *Seen) error {
 	}
 	for i := range list.Items {
 		if list.Items[i].GetName() == s.cfg.Node {
-			seen.CiliumIPAM, seen.Cilium = true, ciliumPrefixes(&list.Items[i])
+			seen.CiliumIPAM, seen.Cilium = true, ipam.CiliumPrefixes(&list.Items[i])
 		}
 	}
 	return nil

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/ipam"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
 )
@@ -29,7 +30,7 @@ const MaxPrefixes = 3000
 // Self is this node's object, trimmed.
 type Self struct {
 	PodCIDRs []netip.Prefix // of its spec
-	Noted
+	ipam.Noted
 	// Plain is set if PodCIDRs can be published: there are some, and the admission policy
 	// accepts them.
 	Plain   bool
@@ -58,7 +59,7 @@ type Config struct {
 type Source struct {
 	cfg    Config
 	list   []netip.Prefix // of the setting
-	choice atomic.Pointer[Choice]
+	choice atomic.Pointer[ipam.Choice]
 	err    atomic.Pointer[error] // of the last choose
 	woken  chan struct{}
 	again  reconcile.Backoff // of choose
@@ -82,17 +83,17 @@ var errUnread = errors.New("not read yet")
 func New(cfg Config) *Source {
 	s := &Source{cfg: cfg, woken: make(chan struct{}, 1), again: reconcile.Backoff{Min: chooseAgain, Max: rechooseInterval}}
 	switch cfg.Setting {
-	case Auto:
-	case Node, Calico, Cilium, OVN, Pods:
-		s.choice.Store(&Choice{cfg.Setting, "configured by SEMAPHORE_WG_POD_CIDRS"})
+	case ipam.Auto:
+	case ipam.Node, ipam.Calico, ipam.Cilium, ipam.OVN, ipam.Pods:
+		s.choice.Store(&ipam.Choice{Source: cfg.Setting, Why: "configured by SEMAPHORE_WG_POD_CIDRS"})
 	default:
 		for text := range strings.SplitSeq(cfg.Setting, ",") {
-			if p, ok := parse(strings.TrimSpace(text)); ok {
+			if p, ok := ipam.Parse(strings.TrimSpace(text)); ok {
 				s.list = append(s.list, p)
 			}
 		}
-		s.list = sorted(s.list)
-		s.choice.Store(&Choice{"prefixes", "listed in SEMAPHORE_WG_POD_CIDRS"})
+		s.list = ipam.Sorted(s.list)
+		s.choice.Store(&ipam.Choice{Source: "prefixes", Why: "listed in SEMAPHORE_WG_POD_CIDRS"})
 	}
 	s.calico = &affinities{client: cfg.Dynamic, discovery: cfg.Discovery, node: cfg.Node}
 	s.pods = watch(s, "pods", podsOf(cfg.Client, cfg.Node), Pod.Equal, func(o runtime.Object) (Pod, bool) {
@@ -108,7 +109,7 @@ func New(cfg Config) *Source {
 			if !is {
 				return netip.Prefix{}, false
 			}
-			return block(u, cfg.Node)
+			return ipam.Block(u, cfg.Node)
 		})
 	s.cilium = watch(s, "ciliumnodes", ciliumNodeOf(cfg.Dynamic, cfg.Node), samePrefixes,
 		func(o runtime.Object) ([]netip.Prefix, bool) {
@@ -116,7 +117,7 @@ func New(cfg Config) *Source {
 			if !is || u.GetName() != cfg.Node {
 				return nil, false
 			}
-			return ciliumPrefixes(u), true
+			return ipam.CiliumPrefixes(u), true
 		})
 	return s
 }
@@ -125,11 +126,11 @@ func New(cfg Config) *Source {
 func (s *Source) String() string { return "prefixes of pods" }
 
 // Choice returns the source of the prefixes, and whether it is decided.
-func (s *Source) Choice() (Choice, bool) {
+func (s *Source) Choice() (ipam.Choice, bool) {
 	if c := s.choice.Load(); c != nil {
 		return *c, true
 	}
-	return Choice{}, false
+	return ipam.Choice{}, false
 }
 
 // Err returns why the prefixes are unknown or incomplete; nil also if they just have not
@@ -162,21 +163,21 @@ func (s *Source) Current() (*Known, error) {
 		return nil, errUnread
 	}
 	switch choice.Source {
-	case Node:
+	case ipam.Node:
 		if !self.Plain {
 			return &Known{}, nil
 		}
-		return bounded(sorted(slices.Clone(self.PodCIDRs)))
-	case OVN:
+		return bounded(ipam.Sorted(slices.Clone(self.PodCIDRs)))
+	case ipam.OVN:
 		if self.OVN == "" {
-			return nil, fmt.Errorf("the node has no annotation %s", ovnSubnets)
+			return nil, fmt.Errorf("the node has no annotation %s", ipam.OVNSubnets)
 		}
-		prefixes, err := ovnPrefixes(self.OVN)
+		prefixes, err := ipam.OVNPrefixes(self.OVN)
 		if err != nil {
 			return nil, err
 		}
 		return bounded(prefixes)
-	case Cilium:
+	case ipam.Cilium:
 		nodes, synced := s.cilium.Snapshot()
 		switch {
 		case !synced:
@@ -190,14 +191,14 @@ func (s *Source) Current() (*Known, error) {
 	if !synced {
 		return nil, unread(s.pods.Err())
 	}
-	if choice.Source == Pods {
+	if choice.Source == ipam.Pods {
 		return bounded(Aggregate(addresses(pods)))
 	}
 	blocks, synced := s.blocks.Snapshot()
 	if !synced {
 		return nil, unread(s.blocks.Err())
 	}
-	return bounded(Beside(sorted(blocks), append(addresses(pods), self.Tunnels...)))
+	return bounded(Beside(ipam.Sorted(blocks), append(addresses(pods), self.Tunnels...)))
 }
 
 // unread returns err, or errUnread if that is nil.
@@ -229,11 +230,11 @@ const (
 func (s *Source) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		choice, decided := s.Choice()
-		if decided && (choice.Source != Node || s.cfg.Setting != Auto) {
+		if decided && (choice.Source != ipam.Node || s.cfg.Setting != ipam.Auto) {
 			return s.follow(ctx, choice.Source)
 		}
 		again := time.After(s.choose(ctx))
-		if choice, decided := s.Choice(); decided && choice.Source == Node {
+		if choice, decided := s.Choice(); decided && choice.Source == ipam.Node {
 			// The prefixes are known: limit how often Wake leads to a new choice.
 			select {
 			case <-ctx.Done():
@@ -268,14 +269,14 @@ func (s *Source) choose(ctx context.Context) time.Duration {
 		return s.again.Next()
 	}
 	s.err.Store(nil)
-	choice := Choose(seen)
+	choice := ipam.Choose(seen)
 	if before, decided := s.Choice(); !decided || before != choice {
 		s.choice.Store(&choice)
 		s.cfg.Logger.Info("prefixes of this node's pods", "source", choice.Source, "why", choice.Why)
 		s.cfg.Changed()
 	}
 	switch {
-	case choice.Source != Node:
+	case choice.Source != ipam.Node:
 		return 0
 	case len(seen.Forbidden) > 0 || len(seen.PodCIDRs) == 0:
 		return s.again.Next() // Permissions or prefixes may be added.
@@ -288,11 +289,11 @@ func (s *Source) choose(ctx context.Context) time.Duration {
 func (s *Source) follow(ctx context.Context, source string) error {
 	var watches []func(context.Context) error
 	switch source {
-	case Calico:
+	case ipam.Calico:
 		watches = append(watches, s.blocks.Run, s.pods.Run)
-	case Cilium:
+	case ipam.Cilium:
 		watches = append(watches, s.cilium.Run)
-	case Pods:
+	case ipam.Pods:
 		watches = append(watches, s.pods.Run)
 	}
 	var running sync.WaitGroup
