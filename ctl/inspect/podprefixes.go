@@ -2,7 +2,6 @@ package inspect
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"slices"
 
@@ -58,11 +57,10 @@ func (f *Facts) readPodPrefixes(ctx context.Context, c *cli.Cluster) error {
 }
 
 // hasBlocks reports whether Calico's address management is in use: one of its APIs has a
-// BlockAffinity. An error counts only if the other API has none.
-func hasBlocks(ctx context.Context, c *cli.Cluster) (found bool, failed error) {
+// BlockAffinity.
+func hasBlocks(ctx context.Context, c *cli.Cluster) (found bool, err error) {
 	for _, blocks := range ipam.CalicoAffinities() {
-		_, err := c.Resource(ctx, blocks)
-		if meta.IsNoMatchError(err) {
+		if _, err = c.Resource(ctx, blocks); meta.IsNoMatchError(err) {
 			continue
 		}
 		if err == nil {
@@ -71,10 +69,9 @@ func hasBlocks(ctx context.Context, c *cli.Cluster) (found bool, failed error) {
 				return cli.ErrEnough
 			})
 		}
-		if found {
-			return true, nil
+		if err != nil || found {
+			return found, err
 		}
-		failed = errors.Join(failed, err)
 	}
-	return false, failed
+	return false, nil
 }

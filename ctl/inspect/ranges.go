@@ -3,7 +3,6 @@ package inspect
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -29,7 +28,6 @@ func PoolsOf(version schema.GroupVersion) schema.GroupVersionResource {
 // readPlugin detects the network plugin, and whether it masquerades pods' packets to other
 // clusters.
 func (f *Facts) readPlugin(ctx context.Context, c *cli.Cluster) error {
-	var failed error
 	for _, api := range kube.CalicoAPIs("auto") {
 		_, err := c.Resource(ctx, PoolsOf(api))
 		if err == nil {
@@ -37,11 +35,8 @@ func (f *Facts) readPlugin(ctx context.Context, c *cli.Cluster) error {
 			break
 		}
 		if !meta.IsNoMatchError(err) {
-			failed = errors.Join(failed, err)
+			return err // As kube.DetectCalico: an API that is registered but unavailable is no reason to use the next one.
 		}
-	}
-	if f.Plugin == "" && failed != nil {
-		return failed
 	}
 	config := func(namespace, name string) map[string]string {
 		found, err := c.Client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})

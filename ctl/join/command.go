@@ -247,7 +247,7 @@ func (a *installation) write(directory string) error {
 		case dns != nil:
 			where = dns.Target()
 		}
-		if f.Installed.Relay && !a.wanted[i].Relay {
+		if f.Installed.Relay && !a.wanted[i].Relay && !a.wanted[i].RelayAlone {
 			a.Say("%s: the values no longer have semaphore-relay. When all agents are rolled out, delete it: %s", f.Name, a.Kubectl(a.clusters[i].Context,
 				"-n %s delete deployment %s", cli.Namespace, inspect.Relay))
 		}

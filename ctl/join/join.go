@@ -10,7 +10,10 @@ import (
 	"strings"
 	"sync"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
@@ -174,7 +177,7 @@ func (a *installation) preflight(ctx context.Context) error {
 			return err
 		}
 		_ = a.each(func(i int, c *cli.Cluster) error {
-			lacking[i] = rights(ctx, c, a.facts[i], a.objects[i], a.wanted[i].Relay)
+			lacking[i] = rights(ctx, c, a.facts[i], a.objects[i], a.wanted[i].Relay || a.wanted[i].RelayAlone)
 			return nil
 		})
 	}
@@ -207,7 +210,7 @@ func (a *installation) preflight(ctx context.Context) error {
 	allowed := !slices.ContainsFunc(lacking, func(f []fault) bool { return len(f) > 0 })
 	if readable {
 		for i := range a.facts {
-			faults = append(faults, a.owned(i)...)
+			faults = append(faults, a.owned(ctx, i)...)
 		}
 	}
 	if readable && !a.Adopt {
@@ -460,16 +463,20 @@ func (a *installation) present(i int) *manifests.Cluster {
 
 // owned returns a fault if something else applies the installation of a cluster, and lacks values for
 // the others; it prints these.
-func (a *installation) owned(i int) []fault {
+func (a *installation) owned(ctx context.Context, i int) []fault {
 	f := a.facts[i]
 	if f.Installed.Owner == "" || a.Files {
 		return nil
 	}
 	have, err := a.present(i).Values()
+	var lacks map[string]bool
+	if err == nil {
+		lacks, err = a.lacks(ctx, i)
+	}
 	if err == nil {
 		var want map[string]any
 		if want, err = a.wanted[i].Values(); err == nil {
-			maps.DeleteFunc(want, func(key string, value any) bool { return reflect.DeepEqual(value, have[key]) })
+			maps.DeleteFunc(want, func(key string, value any) bool { return !lacks[key] && reflect.DeepEqual(value, have[key]) })
 			if len(want) == 0 {
 				return nil
 			}
@@ -485,4 +492,35 @@ func (a *installation) owned(i int) []fault {
 		}
 	}
 	return []fault{{cluster: f.Name, what: fmt.Sprintf("the values of its chart: %v", err)}}
+}
+
+// lacks returns the values whose objects a cluster doesn't have, of those that are chosen by what was found in
+// it: nothing that is installed shows these.
+func (a *installation) lacks(ctx context.Context, i int) (map[string]bool, error) {
+	bare := *a.wanted[i]
+	bare.PodPrefixes, bare.Pools = "", schema.GroupVersion{}
+	others, err := bare.Render()
+	if err != nil {
+		return nil, err
+	}
+	lacks := map[string]bool{}
+	for _, o := range a.objects[i] {
+		if slices.ContainsFunc(others, func(x *unstructured.Unstructured) bool { return x.GetKind() == o.GetKind() && x.GetName() == o.GetName() }) {
+			continue
+		}
+		one, err := resourceOf(ctx, a.clusters[i], o)
+		if err == nil {
+			_, err = one.Get(ctx, o.GetName(), metav1.GetOptions{})
+		}
+		key := "wireguard"
+		if o.GetKind() == "IPPool" {
+			key = "calico"
+		}
+		if apierrors.IsNotFound(err) {
+			lacks[key] = true
+		} else if err != nil {
+			return nil, fmt.Errorf("read %s %s: %w", o.GetKind(), o.GetName(), err)
+		}
+	}
+	return lacks, nil
 }

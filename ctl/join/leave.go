@@ -64,6 +64,11 @@ func (a *installation) separate(ctx context.Context, from func(*inspect.Facts) (
 	for i, f := range a.facts {
 		names, asked := from(f)
 		plans[i] = plan(f, names)
+		// A join that has failed may have created accounts for a cluster that no program knows.
+		named, _ := a.releases[f.Name].values()["remotes"].(map[string]any)
+		for _, remote := range names {
+			plans[i].started = plans[i].started || named[string(remote)] != nil
+		}
 		// Without programs it is the rest of an interrupted run.
 		plans[i].entirely = plans[i].entirely && (asked || plans[i].joined || plans[i].started || len(f.Installed.Tools) == 0)
 	}
@@ -357,7 +362,7 @@ func (a *installation) stop(ctx context.Context) error {
 		return nil
 	}
 	err := a.bring(ctx, 0, func(wanted *manifests.Cluster) {
-		wanted.Cleanup, wanted.Relay = true, false
+		wanted.Cleanup, wanted.Relay, wanted.RelayAlone = true, false, false
 		wanted.Tools = slices.DeleteFunc(slices.Clone(wanted.Tools), func(tool string) bool { return tool != manifests.WireGuard })
 	})
 	if err != nil {

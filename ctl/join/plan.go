@@ -263,6 +263,7 @@ func desired(f *inspect.Facts, w *InstallOptions, settings inspect.Settings) *ma
 		c.PodPrefixes = f.PodPrefixes
 	}
 	c.Relay = slices.Contains(tools, manifests.WireGuard) && w.relays(f)
+	c.RelayAlone = f.Installed.Relay && !c.Relay && w.Relay == ""
 	return c
 }
 

@@ -45,7 +45,7 @@ func largest(all []*inspect.Facts) *inspect.Facts {
 //	on           yes
 //	off          no
 //	auto         if they do now, or from relaySize nodes
-//	not given    if they do now
+//	not given    if they do now; one that they don't read yet stays
 func (w *InstallOptions) relays(f *inspect.Facts) bool {
 	switch w.Relay {
 	case relayOn:
@@ -124,7 +124,10 @@ func stored(ctx context.Context, c *cli.Cluster, of string) error {
 func (a *installation) settleRelays(ctx context.Context) error {
 	return a.each(func(i int, c *cli.Cluster) error {
 		f := a.facts[i]
-		if !a.wanted[i].Relay {
+		switch {
+		case a.wanted[i].RelayAlone, !a.wanted[i].Relay && f.Installed.Owner != "":
+			return nil
+		case !a.wanted[i].Relay:
 			return a.removeRelay(ctx, c, f)
 		}
 		of := append(a.others(f), f.Name)

@@ -74,6 +74,22 @@ func TestRelays(t *testing.T) {
 	}
 }
 
+// TestRelayAlone: a relay that agents don't read yet stays, unless --relay says otherwise.
+func TestRelayAlone(t *testing.T) {
+	for flag, want := range map[string]bool{"": true, relayOff: false, relayOn: false} {
+		aws, gcp := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2")
+		aws.Installed = inspect.Installed{Tools: []string{manifests.WireGuard}, Relay: true, Settings: inspect.Settings{"SEMAPHORE_CLUSTER_NAME": "aws"}}
+		a := runOf(t, aws, gcp)
+		a.Relay = flag
+		if err := a.render(); err != nil {
+			t.Fatal(err)
+		}
+		if got := a.wanted[0]; got.RelayAlone != want || got.Relay != (flag == relayOn) {
+			t.Errorf("--relay=%s: %v, %v", flag, got.RelayAlone, got.Relay)
+		}
+	}
+}
+
 // TestOnePathIsEnough has nodes that don't reach the API server of gcp: with semaphore-relay one
 // that does is enough.
 func TestOnePathIsEnough(t *testing.T) {

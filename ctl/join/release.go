@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -23,6 +24,7 @@ import (
 	"helm.sh/helm/v4/pkg/storage"
 	"helm.sh/helm/v4/pkg/storage/driver"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -212,12 +214,34 @@ func (r *installed) configuration(ctx context.Context, reached func() error) (*a
 	client.Namespace = cli.Namespace
 	client.SetLogger(slog.DiscardHandler)
 	configuration := action.NewConfiguration(action.ConfigurationSetLogger(slog.DiscardHandler))
-	phases := &phased{Client: client, reached: reached}
-	if r.last != nil && r.last.Info.Status != releasecommon.StatusDeployed {
-		phases.failed = r.last.Manifest
+	phases := &phased{Client: client, ctx: ctx, c: r.c, reached: reached}
+	if r.last != nil {
+		if phases.made, err = r.made(ctx); err != nil {
+			return nil, err
+		}
 	}
 	configuration.Releases, configuration.KubeClient, configuration.Capabilities = r.storage(ctx), phases, manifests.Capabilities()
 	return configuration, nil
+}
+
+// made returns the manifests of the last revision that was completed and of all later ones: each may have
+// created objects that no other one has.
+func (r *installed) made(ctx context.Context) ([]string, error) {
+	all, err := r.storage(ctx).History(manifests.Release)
+	if err != nil {
+		return nil, fmt.Errorf("read the Helm release %s: %w", manifests.Release, err)
+	}
+	of := map[int]string{}
+	completed := 0
+	for _, one := range all {
+		if revision, is := one.(*release.Release); is && revision.Info != nil {
+			if of[revision.Version] = revision.Manifest; revision.Info.Status == releasecommon.StatusDeployed {
+				completed = max(completed, revision.Version)
+			}
+		}
+	}
+	maps.DeleteFunc(of, func(version int, _ string) bool { return version < completed })
+	return slices.Collect(maps.Values(of)), nil
 }
 
 // apply installs or upgrades the release. Cleanup skips the validation of values: a wrong setting must not
@@ -255,15 +279,24 @@ func (r *installed) apply(ctx context.Context, values map[string]any, cleanup bo
 	return r.read(ctx)
 }
 
-// uninstall removes the release.
+// uninstall removes the release. Helm would forget objects that it can't read.
 func (r *installed) uninstall(ctx context.Context) error {
+	if r.last == nil {
+		return nil
+	}
 	configuration, err := r.configuration(ctx, nil)
 	if err != nil {
 		return err
 	}
-	uninstall := action.NewUninstall(configuration)
-	uninstall.IgnoreNotFound, uninstall.DisableHooks, uninstall.WaitStrategy = true, true, kube.HookOnlyStrategy
-	if _, err := uninstall.Run(manifests.Release); err != nil {
+	if phases, is := configuration.KubeClient.(*phased); is {
+		err = phases.leave(nil)
+	}
+	if err == nil {
+		uninstall := action.NewUninstall(configuration)
+		uninstall.DisableHooks, uninstall.WaitStrategy = true, kube.HookOnlyStrategy
+		_, err = uninstall.Run(manifests.Release)
+	}
+	if err != nil {
 		return errors.Join(fmt.Errorf("uninstall the Helm release %s: %w", manifests.Release, err), context.Cause(ctx))
 	}
 	return nil
@@ -274,8 +307,36 @@ func (r *installed) uninstall(ctx context.Context) error {
 // needs it any more.
 type phased struct {
 	*kube.Client
-	failed  string // the manifest of the last revision, if it wasn't completed
+	ctx     context.Context
+	c       *cli.Cluster
+	made    []string // manifests of what may exist
 	reached func() error
+}
+
+// Build implements kube.Interface. It leaves out objects of kinds that the cluster doesn't serve: it has none,
+// and Helm would refuse all others with them. Those of a new revision are checked before.
+func (p *phased) Build(from io.Reader, validate bool) (kube.ResourceList, error) {
+	text, err := io.ReadAll(from)
+	if err != nil {
+		return nil, err
+	}
+	objects, err := manifests.Decode(text)
+	if err != nil {
+		return nil, err
+	}
+	var served bytes.Buffer
+	for _, o := range objects {
+		if _, err := p.c.ResourceOf(p.ctx, o.GroupVersionKind()); meta.IsNoMatchError(err) {
+			continue
+		}
+		text, err := o.MarshalJSON()
+		if err != nil {
+			return nil, err
+		}
+		served.WriteString("---\n")
+		served.Write(text) // It ends with a newline.
+	}
+	return p.Client.Build(&served, validate)
 }
 
 func program(info *resource.Info) bool {
@@ -298,13 +359,6 @@ func (p *phased) Create(all kube.ResourceList, options ...kube.ClientCreateOptio
 }
 
 func (p *phased) Update(before, after kube.ResourceList, options ...kube.ClientUpdateOption) (*kube.Result, error) {
-	if p.failed != "" { // It may have created objects that are neither before nor after.
-		more, err := p.Build(strings.NewReader(p.failed), false)
-		if err != nil {
-			return &kube.Result{}, err
-		}
-		before = append(before, more.Difference(before)...)
-	}
 	for _, programs := range []bool{false, true} {
 		part := func(info *resource.Info) bool { return program(info) == programs }
 		if _, err := p.Client.Update(before.Intersect(after).Filter(part), after.Filter(part), options...); err != nil {
@@ -314,7 +368,48 @@ func (p *phased) Update(before, after kube.ResourceList, options ...kube.ClientU
 			return &kube.Result{}, err
 		}
 	}
-	return p.Client.Update(before.Difference(after), nil, options...)
+	return &kube.Result{}, p.leave(after)
+}
+
+// leave deletes what the release has besides some objects. Unlike Helm it fails if an object can't be read.
+func (p *phased) leave(stay kube.ResourceList) error {
+	var errs []error
+	for _, made := range p.made {
+		all, err := p.Build(strings.NewReader(made), false)
+		if err != nil {
+			return err
+		}
+		for _, info := range all.Difference(stay) {
+			// Calico shows one pool in two API groups.
+			if kind := info.Mapping.GroupVersionKind.Kind; kind != "IPPool" || !slices.ContainsFunc(stay, func(o *resource.Info) bool {
+				return o.Name == info.Name && o.Mapping.GroupVersionKind.Kind == kind
+			}) {
+				errs = append(errs, remove(info))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// remove deletes an object of the release, unless it is kept.
+func remove(info *resource.Info) error {
+	fail := func(err error) error {
+		if err == nil || apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("delete %s %s: %w", info.Mapping.GroupVersionKind.Kind, info.Name, err)
+	}
+	if err := info.Get(); err != nil {
+		return fail(err)
+	}
+	o, err := meta.Accessor(info.Object)
+	if err != nil || o.GetAnnotations()[kube.ResourcePolicyAnno] == kube.KeepPolicy {
+		return err
+	}
+	background := metav1.DeletePropagationBackground
+	_, err = resource.NewHelper(info.Client, info.Mapping).DeleteWithOptions(info.Namespace, info.Name,
+		&metav1.DeleteOptions{PropagationPolicy: &background, Preconditions: metav1.NewUIDPreconditions(string(o.GetUID()))})
+	return fail(err)
 }
 
 // during sends requests that end with a context: Helm's have none.

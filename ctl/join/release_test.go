@@ -6,15 +6,27 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"path"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	releasecommon "helm.sh/helm/v4/pkg/release/common"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	fakedynamic "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
@@ -209,23 +221,150 @@ func TestTaken(t *testing.T) {
 func TestOwned(t *testing.T) {
 	s, out := printed()
 	aws, gcp := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2")
-	a := &installation{Session: s, facts: []*inspect.Facts{aws, gcp}, settings: make([]inspect.Settings, 2), wanted: make([]*manifests.Cluster, 2), taken: make([]map[int]bool, 2)}
+	a := &installation{Session: s, facts: []*inspect.Facts{aws, gcp}, settings: make([]inspect.Settings, 2), wanted: make([]*manifests.Cluster, 2), taken: make([]map[int]bool, 2), objects: make([][]*unstructured.Unstructured, 2)}
 	a.Image = "i:2"
 	aws.Installed = inspect.Installed{Owner: "Argo CD", Tools: []string{manifests.WireGuard}, Image: "i:1", Settings: inspect.Settings{"SEMAPHORE_CLUSTER_NAME": "aws", "HTTPS_PROXY": "http://p"}}
 	a.want()
-	only(t, "without gcp", a.owned(0), "it is installed by Argo CD, which would set changes back: set the values above there")
+	only(t, "without gcp", a.owned(t.Context(), 0), "it is installed by Argo CD, which would set changes back: set the values above there")
 	for want, has := range map[string]bool{"  remotes:\n    gcp:\n": true, "wgListenPort: 51840": true, "image": false, "serviceMirror": false, "variables": false} {
 		if strings.Contains(out.String(), want) != has {
 			t.Errorf("%q: expected %v in\n%s", want, has, out)
 		}
 	}
-	if faults := a.owned(1); len(faults) > 0 {
+	if faults := a.owned(t.Context(), 1); len(faults) > 0 {
 		t.Errorf("gcp: %v", faults)
 	}
 	aws.Installed.Settings = a.settings[0]
 	a.want()
-	only(t, "with gcp", a.owned(0), "")
+	only(t, "with gcp", a.owned(t.Context(), 0), "")
+
+	// Values that are chosen by what is found in a cluster: only objects show that they are set.
+	roles, bindings := rbacv1.SchemeGroupVersion.WithResource("clusterroles"), rbacv1.SchemeGroupVersion.WithResource("clusterrolebindings")
+	client := fake.NewClientset()
+	client.Resources = []*metav1.APIResourceList{{GroupVersion: rbacv1.SchemeGroupVersion.String(), APIResources: []metav1.APIResource{{Name: roles.Resource, Kind: "ClusterRole"}, {Name: bindings.Resource, Kind: "ClusterRoleBinding"}}}}
+	untyped := fakedynamic.NewSimpleDynamicClient(scheme.Scheme)
+	a.clusters = []*cli.Cluster{{Name: "aws", Client: client, Dynamic: untyped}, {Name: "gcp"}}
+	aws.PodPrefixes = "calico"
+	a.want()
+	var err error
+	if a.objects[0], err = a.wanted[0].Render(); err != nil {
+		t.Fatal(err)
+	}
+	out.Reset()
+	only(t, "without rights to read blocks", a.owned(t.Context(), 0), "it is installed by Argo CD")
+	if !strings.Contains(out.String(), "podPrefixes: calico") {
+		t.Errorf("podPrefixes isn't in\n%s", out)
+	}
+	for _, o := range a.objects[0] {
+		if o.GetName() == "semaphore-wireguard-pods" {
+			resource := map[string]schema.GroupVersionResource{"ClusterRole": roles, "ClusterRoleBinding": bindings}[o.GetKind()]
+			if _, err := untyped.Resource(resource).Create(t.Context(), o, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	only(t, "with rights to read blocks", a.owned(t.Context(), 0), "")
+	aws.PodPrefixes, a.objects[0] = "", nil
 	a.Files, aws.Installed.Settings = true, nil
 	a.want()
-	only(t, "for files", a.owned(0), "")
+	only(t, "for files", a.owned(t.Context(), 0), "")
+}
+
+// TestMade: each revision since the last completed one may have created objects.
+func TestMade(t *testing.T) {
+	r := &installed{c: &cli.Cluster{Name: "aws", Client: fake.NewClientset()}}
+	values, err := sample().Values()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.adopt(t.Context(), values); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		version int
+		status  releasecommon.Status
+		want    int
+	}{{2, releasecommon.StatusFailed, 2}, {3, releasecommon.StatusFailed, 3}, {4, releasecommon.StatusDeployed, 1}, {5, releasecommon.StatusPendingUpgrade, 2}} {
+		next := *r.last
+		info := *r.last.Info
+		next.Version, next.Info = c.version, &info
+		next.Info.Status = c.status
+		if err := r.storage(t.Context()).Create(&next); err != nil {
+			t.Fatal(err)
+		}
+		if made, err := r.made(t.Context()); err != nil || len(made) != c.want {
+			t.Errorf("with revision %d: %d manifests, expected %d (%v)", c.version, len(made), c.want, err)
+		}
+	}
+}
+
+// TestLeftovers deletes what a release no longer has: not an IP pool that it has in another API of Calico, not
+// kinds that the cluster doesn't serve, and it fails if an object can't be read.
+func TestLeftovers(t *testing.T) {
+	const gone, broken, kept, left = "gone", "broken", "kept", "left"
+	var deleted []string
+	var mu sync.Mutex
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		name := path.Base(r.URL.Path)
+		switch {
+		case r.Method == http.MethodDelete:
+			mu.Lock()
+			defer mu.Unlock()
+			deleted = append(deleted, path.Base(path.Dir(r.URL.Path))+" "+name)
+			_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Success"}`)
+		case name == gone:
+			w.WriteHeader(http.StatusNotFound)
+			_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`)
+		case name == broken:
+			w.WriteHeader(http.StatusInternalServerError)
+		default:
+			annotations := "{}"
+			if name == kept {
+				annotations = `{"helm.sh/resource-policy":"keep"}`
+			}
+			_, _ = fmt.Fprintf(w, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":%q,"uid":"u","annotations":%s}}`, name, annotations)
+		}
+	}))
+	defer server.Close()
+	client := fake.NewClientset()
+	client.Resources = []*metav1.APIResourceList{
+		{GroupVersion: "v1", APIResources: []metav1.APIResource{{Name: "configmaps", Kind: "ConfigMap", Namespaced: true}}},
+		{GroupVersion: "crd.projectcalico.org/v1", APIResources: []metav1.APIResource{{Name: "ippools", Kind: "IPPool"}}},
+		{GroupVersion: "projectcalico.org/v3", APIResources: []metav1.APIResource{{Name: "ippools", Kind: "IPPool"}}},
+	}
+	object := func(api, kind string, names ...string) (text string) {
+		for _, name := range names {
+			text += fmt.Sprintf("---\napiVersion: %s\nkind: %s\nmetadata:\n  name: %s\n", api, kind, name)
+		}
+		return text
+	}
+	r := &installed{c: &cli.Cluster{Name: "aws", Client: client, Config: &rest.Config{Host: server.URL}}}
+	for name, c := range map[string]struct{ made, stay, want, err string }{
+		"all":                 {object("v1", "ConfigMap", left, gone, kept), "", "configmaps left", ""},
+		"one stays":           {object("v1", "ConfigMap", left, "stays"), object("v1", "ConfigMap", "stays"), "configmaps left", ""},
+		"unreadable":          {object("v1", "ConfigMap", broken, left), "", "configmaps left", "delete ConfigMap broken: "},
+		"not served":          {object("gone.example/v1", "Gadget", "x") + object("v1", "ConfigMap", left), "", "configmaps left", ""},
+		"a pool in both APIs": {object("crd.projectcalico.org/v1", "IPPool", "remote-gcp", "remote-merit"), object("projectcalico.org/v3", "IPPool", "remote-gcp"), "ippools remote-merit", ""},
+	} {
+		deleted = nil
+		configuration, err := r.configuration(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		phases := configuration.KubeClient.(*phased)
+		phases.made = []string{c.made, c.made}
+		stay, err := phases.Build(strings.NewReader(c.stay), false)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		err = phases.leave(stay)
+		slices.Sort(deleted)
+		if got := strings.Join(slices.Compact(deleted), ", "); got != c.want {
+			t.Errorf("%s: deleted %q, expected %q", name, got, c.want)
+		}
+		if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: error %v, expected %q", name, err, c.err)
+		}
+	}
 }

@@ -34,11 +34,12 @@ func (w *wants) add(namespace, group, verbs string, resources ...string) {
 	}
 }
 
-// objects adds verbs for objects of the release. Kinds that aren't served are reported elsewhere.
-func (w *wants) objects(ctx context.Context, c *cli.Cluster, verbs string, objects []*unstructured.Unstructured) {
+// objects adds the verbs to upgrade a release with these objects: settings have other names after each change.
+// Kinds that aren't served are reported elsewhere.
+func (w *wants) objects(ctx context.Context, c *cli.Cluster, objects []*unstructured.Unstructured) {
 	for _, o := range objects {
 		if r, err := c.ResourceOf(ctx, o.GroupVersionKind()); err == nil {
-			w.add(o.GetNamespace(), r.Group, verbs, r.Resource)
+			w.add(o.GetNamespace(), r.Group, "get create patch delete", r.Resource)
 		}
 	}
 }
@@ -82,7 +83,7 @@ func rights(ctx context.Context, c *cli.Cluster, f *inspect.Facts, objects []*un
 	if f.Installed.Relay || relay {
 		w.relay(f.Installed.Relay && !relay)
 	}
-	w.objects(ctx, c, "get create patch", objects)
+	w.objects(ctx, c, objects)
 	return lacks(ctx, c, w)
 }
 
@@ -130,7 +131,7 @@ func rightsToLeave(ctx context.Context, c *cli.Cluster, f *inspect.Facts, object
 	}
 	w.add(probe.Namespace, "", "list", "secrets")
 	w.add("", "", "delete", "namespaces")
-	w.objects(ctx, c, "get patch delete", objects)
+	w.objects(ctx, c, objects)
 	return lacks(ctx, c, w)
 }
 

@@ -95,6 +95,8 @@ type Cluster struct {
 	Cleanup bool
 	// Relay makes the agents read the objects of semaphore-relay, which is installed.
 	Relay bool
+	// RelayAlone keeps semaphore-relay, whose objects the agents don't read yet.
+	RelayAlone bool
 	// Have are the values so far.
 	Have map[string]any
 	// Leaving are clusters whose endpoints the mirror withdraws, before the settings of all programs say so.

@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -361,5 +362,25 @@ func TestPools(t *testing.T) {
 		if diff := cmp.Diff(want, names); diff != "" {
 			t.Errorf("%q (-want +got):\n%s", api, diff)
 		}
+	}
+}
+
+// TestKeptValues: an administrator's further pull secrets stay, and a relay that no agent reads yet.
+func TestKeptValues(t *testing.T) {
+	c := &Cluster{Name: "aws", Tools: Tools(), Image: "i:1", PullSecret: "a", RelayAlone: true,
+		Have: map[string]any{"imagePullSecrets": []any{map[string]any{"name": "a"}, map[string]any{"name": "b"}}}}
+	values, err := c.Values()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(c.Have["imagePullSecrets"], values["imagePullSecrets"]); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(map[string]any{"enabled": true, "agents": false}, values["relay"]); diff != "" {
+		t.Error(diff)
+	}
+	c.PullSecret = "c"
+	if values, err = c.Values(); err != nil || fmt.Sprint(values["imagePullSecrets"]) != "[map[name:c]]" {
+		t.Errorf("%v, %v", values["imagePullSecrets"], err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -71,12 +72,15 @@ func (c *Cluster) Values() (map[string]any, error) {
 		"cluster": string(c.Name), "remotes": remotes, "settings": own, "variables": variables,
 		"image": image(c.Image), "imagePullSecrets": []any{},
 		"wireguard": agents, "serviceMirror": mirror, "policy": program(Policy),
-		"relay":  object{"enabled": c.Relay, "agents": true},
+		"relay":  object{"enabled": c.Relay || c.RelayAlone, "agents": !c.RelayAlone},
 		"mcs":    object{"enabled": c.MultiCluster != nil, "crds": m.CRDs, "coreDNS": object{"serviceAccount": m.DNS.Name, "namespace": m.DNS.Namespace}},
 		"calico": object{"pools": c.Pools.String()},
 	}
 	if c.PullSecret != "" {
 		decided["imagePullSecrets"] = []any{object{"name": c.PullSecret}}
+		if kept, _ := c.Have["imagePullSecrets"].([]any); len(kept) > 0 && reflect.DeepEqual(kept[0], object{"name": c.PullSecret}) {
+			decided["imagePullSecrets"] = kept // with further ones
+		}
 	}
 	return plain(merge(c.Have, decided))
 }

@@ -174,7 +174,12 @@ func TestRelease(t *testing.T) {
 		if made := slices.Sorted(maps.Keys(programsOf(t, clusters))); slices.Equal(was, made) {
 			t.Error("it has made nothing")
 		}
-		s.options.Relay = ""
+		// Another run, which fails as well, doesn't know of it.
+		s.options.Relay, s.options.Image, s.done = "", "registry.example/kube-semaphore:v9", map[string]bool{"revocations": true}
+		if err := s.run(t, join.Join, "new"); !errors.Is(err, errStopped) {
+			t.Fatal(err)
+		}
+		s.options.Image = image
 		must(t, s.run(t, join.Join, ""))
 		if diff := cmp.Diff(was, slices.Sorted(maps.Keys(programsOf(t, clusters)))); diff != "" {
 			t.Errorf("(-before +after):\n%s", diff)
@@ -207,6 +212,22 @@ func TestRelease(t *testing.T) {
 		if diff := cmp.Diff(was, revisions(t, clusters)); diff != "" {
 			t.Errorf("join changes (-before +after):\n%s", diff)
 		}
+	})
+	t.Run("an API comes and goes", func(t *testing.T) {
+		for _, file := range []string{"v3.yaml", "pools.yaml"} {
+			must(t, aws.Apply(t.Context(), "../../policy/testdata/"+file))
+		}
+		must(t, s.run(t, join.Join, ""))
+		if everything(t, clusters)["aws ippools.projectcalico.org /remote-gcp"] == nil {
+			t.Error("aws has no IP pool for gcp")
+		}
+		for _, file := range []string{"v3.yaml", "pools.yaml"} {
+			out, err := aws.Kubectl(t.Context(), "delete", "-f", "../../policy/testdata/"+file)
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+		}
+		must(t, s.run(t, join.Join, ""))
 	})
 	t.Run("a part is left", func(t *testing.T) {
 		a := newAdministrator(t, tb)
