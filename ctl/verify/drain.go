@@ -236,6 +236,7 @@ func (d *draining) remedy() string {
 // judge compares what the pods of each cluster got from a service with what is expected:
 //
 //	no pod has asked                  not known
+//	no service could be tested        not known
 //	a request is lost                 wrong
 //	endpoints there stay in use       wrong, unless no other cluster has ready ones
 func (d *draining) judge(results *probe.Results) *Report {
@@ -255,6 +256,9 @@ func (d *draining) judge(results *probe.Results) *Report {
 	}
 	if len(r.Rows) == 0 {
 		r.Rows = append(r.Rows, Row{To: d.cluster.Name, What: drained, State: Unknown, Found: "no global service or import of the other clusters has ready endpoints there"})
+	}
+	if !slices.ContainsFunc(r.Rows, func(row Row) bool { return row.State != Skipped }) {
+		r.Rows = append(r.Rows, Row{To: d.cluster.Name, What: drained, State: Unknown, Found: "no service could be tested"})
 	}
 	r.settle()
 	return r
