@@ -71,7 +71,8 @@ func newItem[T any](object runtime.Object) (*item[T], error) {
 // maxName is the maximum length of an object's name (a DNS subdomain, RFC 1123).
 const maxName = 253
 
-// possible reports whether the name and the namespace may be valid.
+// possible reports whether what an item keeps of the object's metadata may be valid.
 func (i *item[T]) possible() bool {
-	return i.Name != "" && len(i.Name) <= maxName && utf8.ValidString(i.Name) && len(i.Namespace) <= maxName && utf8.ValidString(i.Namespace)
+	return i.Name != "" && len(i.Name) <= maxName && utf8.ValidString(i.Name) && len(i.Namespace) <= maxName && utf8.ValidString(i.Namespace) &&
+		len(i.ResourceVersion) <= maxName
 }

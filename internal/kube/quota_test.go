@@ -115,15 +115,17 @@ func TestSizeOfWhatIsKept(t *testing.T) {
 	}
 }
 
-// TestImpossibleNamesAreLeftOut sends names that are invalid in metrics and logs, in lists
-// and in events.
+// TestImpossibleNamesAreLeftOut sends names that are invalid in metrics and logs, and versions that would fill
+// the memory, in lists and in events.
 func TestImpossibleNamesAreLeftOut(t *testing.T) {
 	metrics := NewMetrics("test", "test_failures_total")
 	w := NewWatch(WatchConfig[string]{Cluster: "gcp", Kind: "pods", Keep: keepIP, Bounds: testBounds, Reader: &Reader{}, Logger: slog.New(slog.DiscardHandler)})
 	w.series = metrics.series("gcp", "pods")
 	r := newRequests(w)
 	f := &forwarder[string]{requests: r}
-	for _, p := range []*corev1.Pod{pod("n", "a\xffb", "1"), pod("n", strings.Repeat("x", 300), "1"), pod("n", "", "1"), pod("a\xffb", "n", "1")} {
+	version := pod("n", "n", "1")
+	version.ResourceVersion = strings.Repeat("1", 1<<20)
+	for _, p := range []*corev1.Pod{version, pod("n", "a\xffb", "1"), pod("n", strings.Repeat("x", 300), "1"), pod("n", "", "1"), pod("a\xffb", "n", "1")} {
 		if got, err := r.collect(p); got != nil || err != nil {
 			t.Errorf("%.10q of a list: %v, error %v", p.Name, got, err)
 		}
@@ -131,8 +133,8 @@ func TestImpossibleNamesAreLeftOut(t *testing.T) {
 			t.Errorf("%.10q of an event: %v", p.Name, got.Object)
 		}
 	}
-	if left := testutil.ToFloat64(metrics.dropped.WithLabelValues("gcp", "pods")); left != 8 {
-		t.Errorf("%v are counted, want 8", left)
+	if left := testutil.ToFloat64(metrics.dropped.WithLabelValues("gcp", "pods")); left != 10 {
+		t.Errorf("%v are counted, want 10", left)
 	}
 }
 
