@@ -40,6 +40,7 @@
 package pace
 
 import (
+	"fmt"
 	"math"
 	"sync"
 	"time"
@@ -71,7 +72,7 @@ type Config[K comparable] struct {
 type Write struct {
 	// Cluster is the cluster for which the object is written, Namespace the one there.
 	Cluster, Namespace string
-	// Object identifies the object among all that are paced.
+	// Object identifies the object among those of a key.
 	Object string
 	// Bytes is the size of the whole object, which is what is stored, also by a patch. 0: it is
 	// not paced.
@@ -295,7 +296,7 @@ func (f *flow[K]) next(now time.Time) (first *turn[K]) {
 func (p *Pacer[K]) join(t *turn[K]) {
 	f := &p.all
 	t.path[0] = f
-	for i, name := range []string{t.Cluster, t.Namespace, t.Object} {
+	for i, name := range []string{t.Cluster, t.Namespace, fmt.Sprint(t.key, " ", t.Object)} {
 		part := f.parts[name]
 		if part == nil {
 			part = &flow[K]{}

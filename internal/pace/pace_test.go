@@ -321,6 +321,29 @@ func TestTurnsOfAKey(t *testing.T) {
 }
 
 // TestObjectThatIsReplaced is deleted, and created again with the same name.
+// TestOneObjectOfTwoKeys: two sets of policy may want an object of the same name, before one of them has it.
+func TestOneObjectOfTwoKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := run(t, Config[string]{Cluster: Limit{large, large}})
+		write := Write{Cluster: "gcp", Namespace: "shop", Object: "web-2", Bytes: large}
+		r.Take("first", write)
+		for _, key := range []string{"web", "web-2"} {
+			if r.Take(key, write)[0] {
+				t.Errorf("%s needn't wait", key)
+			}
+		}
+		got := map[string]bool{}
+		for range 2 {
+			got[<-r.ready] = true
+		}
+		if !got["web"] || !got["web-2"] {
+			t.Errorf("called: %v", got)
+		}
+		r.Take("web")
+		r.Take("web-2")
+	})
+}
+
 func TestObjectThatIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := New(Config[string]{Cluster: Limit{1000, 1000}, Total: Limit{2000, 2000}, Ready: func(string) {}})
