@@ -53,9 +53,10 @@ func (c *Controller) write(ctx context.Context, id Identity, have map[string]*Ob
 		}
 	}
 	var errs []error
+	later := false
 	for i, granted := range c.pacer.Take(id, sizes...) {
 		if !granted {
-			errs = append(errs, keep.ErrWaits)
+			later = true
 			continue
 		}
 		client, err := c.Calico.Sets(ctx)
@@ -65,7 +66,10 @@ func (c *Controller) write(ctx context.Context, id Identity, have map[string]*Ob
 		w := writer{c: c, id: id, client: client}
 		errs = append(errs, w.change(ctx, due[i]))
 	}
-	return waits, errors.Join(errs...)
+	if err = errors.Join(errs...); err == nil && later { // A failure is tried again before that.
+		err = keep.ErrWaits
+	}
+	return waits, err
 }
 
 // sizeOf returns the approximate size of an object in bytes; 0: it is to be deleted.
