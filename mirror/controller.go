@@ -246,8 +246,10 @@ func (c *Controller) due() (first time.Time) {
 			at(c.full[r.Name].Add(r.ResyncPeriod))
 		}
 	}
-	at(c.state.local.home.services.Due())
-	at(c.state.local.home.slices.Due())
+	local := c.state.local
+	for _, due := range []time.Time{local.home.services.Due(), local.home.slices.Due(), local.imported.services.Due(), local.imported.slices.Due(), local.imports.Due()} {
+		at(due)
+	}
 	return first
 }
 

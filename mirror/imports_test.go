@@ -432,20 +432,24 @@ func TestANewExportDoesNotSeizeAnImport(t *testing.T) {
 
 // Ports that lost aren't served, nor are slices without a port.
 func TestPortsThatLostAreNotServed(t *testing.T) {
-	inClusterset(t, func(c *clusterset) {
-		c.put(c.gcp, svc("web", ports(corev1.ServicePort{Name: "http", Protocol: corev1.ProtocolTCP, Port: 42})), "10.2.0.1")
-		c.export(c.gcp, "web", 10)
-		c.put(c.aws, svc("web", ports(corev1.ServicePort{Name: "http", Protocol: corev1.ProtocolTCP, Port: 4242})), "10.4.0.1")
-		c.export(c.aws, "web", 5)
-		c.start()
-		c.imported(c.gcp, "web", "gcp 10.2.0.1:8042")
-		c.conflict(c.gcp, "web", "PortConflict")
-		for _, sl := range kubetest.All[discoveryv1.EndpointSlice](c.gcp, "endpointslices", "shop") {
-			if sl.Labels[mcs.LabelSourceCluster] == "aws" {
-				t.Errorf("a slice of aws: %v", sl)
-			}
-		}
-	})
+	for _, name := range []string{"http", ""} {
+		t.Run("named "+name, func(t *testing.T) {
+			inClusterset(t, func(c *clusterset) {
+				c.put(c.gcp, svc("web", ports(corev1.ServicePort{Name: name, Protocol: corev1.ProtocolTCP, Port: 42})), "10.2.0.1")
+				c.export(c.gcp, "web", 10)
+				c.put(c.aws, svc("web", ports(corev1.ServicePort{Name: name, Protocol: corev1.ProtocolTCP, Port: 4242})), "10.4.0.1")
+				c.export(c.aws, "web", 5)
+				c.start()
+				c.imported(c.gcp, "web", "gcp 10.2.0.1:8042")
+				c.conflict(c.gcp, "web", "PortConflict")
+				for _, sl := range kubetest.All[discoveryv1.EndpointSlice](c.gcp, "endpointslices", "shop") {
+					if sl.Labels[mcs.LabelSourceCluster] == "aws" {
+						t.Errorf("a slice of aws: %v", sl)
+					}
+				}
+			})
+		})
+	}
 }
 
 // Objects of others stay: another implementation's import, and a Service with the name of a

@@ -197,6 +197,7 @@ func (t *Service) seal(sums summer, have *Observed, answers *answers) {
 		w.sum, w.size = sums.slice(object, slice), object.Size()
 	}
 	if t.Absent {
+		answers.forget(t.Name)
 		return
 	}
 	t.sum = sums.service(t.object("", ""), service)

@@ -89,15 +89,18 @@ func (q *quota) grant(name string, has, lacks share) (next []string) {
 	delete(q.slices, name)
 	delete(q.addresses, name)
 	delete(q.short, name)
-	switch q.short[name] = lacks; {
-	case lacks.Services > 0:
+	if lacks.Services > 0 {
 		join(q.services, lacks.namespace, name)
-	case lacks.Slices > 0:
-		q.slices[name] = struct{}{}
-	case lacks.Addresses > 0:
-		q.addresses[name] = struct{}{}
-	default:
-		delete(q.short, name)
+	} else {
+		if lacks.Slices > 0 {
+			q.slices[name] = struct{}{}
+		}
+		if lacks.Addresses > 0 {
+			q.addresses[name] = struct{}{}
+		}
+	}
+	if lacks.Services+lacks.Slices+lacks.Addresses > 0 {
+		q.short[name] = lacks
 	}
 	if lacking || has.Services < before.Services || has.Slices < before.Slices || has.Addresses < before.Addresses {
 		return q.next()

@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -66,5 +67,15 @@ func TestNamespaceHasHalfOfItsRemotesServices(t *testing.T) {
 	w.settle(t)
 	if got := made(); got["hostile"] != 3 || got["shop"] != 2 {
 		t.Errorf("%v of 5 after one is gone", got)
+	}
+}
+
+// TestServiceThatLacksSlicesAndAddresses is computed again when there is room for either.
+func TestServiceThatLacksSlicesAndAddresses(t *testing.T) {
+	q := newQuota(Bounds{Services: 2, Slices: 2, Addresses: 10})
+	q.grant("a", share{Bounds: Bounds{Services: 1, Slices: 1, Addresses: 5}}, share{Bounds: Bounds{Slices: 1, Addresses: 5}})
+	q.grant("b", share{Bounds: Bounds{Services: 1, Slices: 1, Addresses: 5}}, share{})
+	if next := q.grant("b", share{Bounds: Bounds{Services: 1, Slices: 1, Addresses: 1}}, share{}); !slices.Contains(next, "a") {
+		t.Errorf("next are %v", next)
 	}
 }

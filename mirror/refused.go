@@ -119,6 +119,15 @@ func (l *answers) gone(k origin.Key) {
 	l.deleted[k] = true
 }
 
+// forget drops what was refused of an import that isn't wanted any more.
+func (l *answers) forget(name string) {
+	if k, is := importKey(name); is {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.refused, k)
+	}
+}
+
 // answered notes what became of a change of an import.
 func (l *answers) answered(k origin.Key, c *Change, done *response, err error) {
 	r := refusal{want: c.want, got: done.sum, instead: done.instead}

@@ -243,7 +243,10 @@ func served(i *mcs.Import, pt *part) map[string]*origin.Slice {
 	}
 	some := map[string]*origin.Slice{}
 	for name, sl := range pt.slices {
-		if slices.ContainsFunc(sl.Ports, func(p discoveryv1.EndpointPort) bool { return names[*p.Name] != *p.Name }) {
+		if slices.ContainsFunc(sl.Ports, func(p discoveryv1.EndpointPort) bool {
+			name, serves := names[*p.Name] // unnamed ports, too
+			return !serves || name != *p.Name
+		}) {
 			with := *sl
 			if with.Ports = renamed(sl.Ports, names); len(with.Ports) == 0 {
 				continue
