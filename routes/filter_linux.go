@@ -51,7 +51,7 @@ func (f *Filter) Sync(ctx context.Context, want Ruleset) (changed bool, err erro
 		}
 		changed, err = f.install(ctx, chainsOf(want, with))
 		switch {
-		case err == nil && with.sources && with.rewrite:
+		case err == nil && with.sources && with.shared && with.rewrite:
 			if !with.hairpin && !f.lacks {
 				f.lacks = true
 				f.log.Info("this cluster's pods can't reach each other by virtual addresses: Linux before 5.8", "err", first)
@@ -109,7 +109,7 @@ func (f *Filter) install(ctx context.Context, want []chain) (changed bool, err e
 // A part is not enforced, without an error, when the table is missing or differs. A part
 // without rules is enforced.
 func (f *Filter) Status(ctx context.Context, ruleset Ruleset) (State, error) {
-	full := parts{sources: true, rewrite: true, hairpin: true}
+	full := parts{true, true, true, true}
 	of := func(with parts, names ...string) []chain {
 		return ofKind(chainsOf(ruleset, with), func(c chain) bool { return slices.Contains(names, c.name) })
 	}
@@ -132,9 +132,9 @@ func (f *Filter) Status(ctx context.Context, ruleset Ruleset) (State, error) {
 		return s, err
 	}
 	enforced := func(part []chain) bool { return len(part) == 0 || have.valid() && have.enforces(part) }
-	s.Arrival = enforced(arrival) || enforced(of(parts{sources: true}, arrivalChain))
+	s.Arrival = enforced(arrival) || enforced(of(parts{sources: true, shared: true}, arrivalChain))
 	s.Exit, s.Hairpin = enforced(exit), enforced(hairpin)
-	s.Translation = enforced(translation(full)) || enforced(translation(parts{rewrite: true}))
+	s.Translation = slices.ContainsFunc(ruleset.attempts(), func(with parts) bool { return with.rewrite && enforced(translation(with)) })
 	if s.Arrival {
 		s.Forged = have.dropped(ruleset, claims(ruleset.Origins), arrivalChain)
 	}

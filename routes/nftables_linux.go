@@ -142,8 +142,11 @@ func chainsOf(want Ruleset, with parts) []chain {
 	for _, c := range emptyChains() {
 		switch c.name {
 		case arrivalChain:
-			if with.sources {
-				c.rules = append(want.sharedRules(), want.claimed(c.name, claims(want.Origins))...)
+			switch origins := claims(want.Origins); {
+			case with.shared:
+				c.rules = append(want.sharedRules(), want.claimed(c.name, origins)...)
+			case with.sources:
+				c.rules = want.claimed(c.name, slices.DeleteFunc(origins, want.shares))
 			}
 			if with.rewrite && len(want.Map) > 0 {
 				c.rules = append(c.rules, want.toTranslation(c.name, toRealChain, unix.NFT_META_IIFNAME)...)

@@ -190,6 +190,9 @@ func (t *Table) fences(families []int) (have []fence, stray []netlink.Rule, err 
 
 func (t *Table) rules(family int) ([]netlink.Rule, error) {
 	rules, err := retryInterrupted(func() ([]netlink.Rule, error) { return t.handle.RuleList(family) })
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil // A kernel without policy rules of the family has none. Adding one fails.
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read policy rules: %w", err)
 	}

@@ -585,6 +585,8 @@ func TestFlushedTranslation(t *testing.T) {
 func TestTranslationOnKernelsThatLackParts(t *testing.T) {
 	rules := mappedRuleset("wireguard.gcp", awsMap, gcpMap)
 	rules.Mark, rules.Ports, rules.Shared = testMark, map[string]int{"wireguard.gcp": testPort}, rules.Origins
+	merit := Origin{Device: "wireguard.merit", Subnets: prefixes("10.9.0.0/16")}
+	rules.Origins = append(rules.Origins[:1:1], merit)
 	for _, c := range []struct {
 		name                               string
 		lacks                              []string
@@ -624,6 +626,16 @@ func TestTranslationOnKernelsThatLackParts(t *testing.T) {
 				must(t, err)
 				if s.Arrival != c.arrival || s.Exit != c.exit || s.Translation != c.translates || s.Hairpin != c.hairpin {
 					t.Errorf("state %+v", s)
+				}
+				have, err := readTable(t.Context())
+				must(t, err)
+				// No node of merit is inside its pod subnets.
+				filtered := false
+				for _, r := range have.rulesOf(arrivalChain) {
+					filtered = filtered || matches(r, rules.rulesFor(arrivalChain, claim{merit.Subnets[0], merit.Device})[0].attrs)
+				}
+				if !filtered {
+					t.Error("forged sources of merit aren't dropped")
 				}
 			})
 		})

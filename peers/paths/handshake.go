@@ -97,6 +97,7 @@ func (m *Monitor) rehandshake(ctx context.Context) error {
 type handshakes struct {
 	mu       sync.Mutex
 	arrivals map[tunnel.Key]*newPeer
+	peers    []Peer // all of the device
 
 	// Owned by Tend.
 
@@ -106,11 +107,12 @@ type handshakes struct {
 
 // add queues those of the peers that are in fresh, of the device with the key own.
 func (h *handshakes) add(own tunnel.Key, peers []Peer, fresh map[tunnel.Key]struct{}) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.peers = peers
 	if len(fresh) == 0 {
 		return
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
 	if h.arrivals == nil {
 		h.arrivals = make(map[tunnel.Key]*newPeer, len(fresh))
 	}
@@ -120,6 +122,7 @@ func (h *handshakes) add(own tunnel.Key, peers []Peer, fresh map[tunnel.Key]stru
 			h.arrivals[p.PublicKey] = &newPeer{since: p.Since, next: p.Since.Add(attemptTimes()[0]), passive: p.Passive, initiator: own.Compare(p.PublicKey) < 0}
 		}
 	}
+	h.bound(h.arrivals)
 }
 
 // takeArrivals moves queued peers to fresh.
@@ -128,6 +131,20 @@ func (h *handshakes) takeArrivals() {
 	defer h.mu.Unlock()
 	maps.Copy(h.fresh, h.arrivals)
 	h.arrivals = nil
+	h.bound(h.fresh)
+}
+
+// bound forgets peers that are gone, when there are more than of the device: a remote may change its
+// nodes' keys faster than sessions begin. Callers hold mu.
+func (h *handshakes) bound(of map[tunnel.Key]*newPeer) {
+	if len(of) <= len(h.peers) {
+		return
+	}
+	current := make(map[tunnel.Key]bool, len(h.peers))
+	for i := range h.peers {
+		current[h.peers[i].PublicKey] = true
+	}
+	maps.DeleteFunc(of, func(key tunnel.Key, _ *newPeer) bool { return !current[key] })
 }
 
 // nextDue returns when the next attempt is due; zero: none.

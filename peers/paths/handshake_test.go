@@ -120,6 +120,28 @@ func TestGapsOfAttemptsGrow(t *testing.T) {
 	}
 }
 
+// TestNewPeersAreBounded: a remote that changes the keys of its nodes all the time, faster than sessions begin,
+// takes no memory for those that are gone.
+func TestNewPeersAreBounded(t *testing.T) {
+	h := handshakes{fresh: map[tunnel.Key]*newPeer{}}
+	for i := range 100 {
+		var peers []Peer
+		fresh := map[tunnel.Key]struct{}{}
+		for n := range 10 {
+			key := tunnel.Key{byte(i), byte(n)}
+			peers, fresh[key] = append(peers, Peer{PublicKey: key}), struct{}{}
+		}
+		if h.add(tunnel.Key{}, peers, fresh); len(h.arrivals) > len(peers) {
+			t.Fatalf("%d of %d arrive", len(h.arrivals), len(peers))
+		}
+		if i%3 == 0 {
+			if h.takeArrivals(); len(h.fresh) != len(peers) {
+				t.Fatalf("%d of %d are new", len(h.fresh), len(peers))
+			}
+		}
+	}
+}
+
 func TestResetsPerPassAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const size = 3 * nudgeBurst
