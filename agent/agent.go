@@ -130,9 +130,11 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		func(options *metav1.ListOptions) {
 			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, cfg.NodeName).String()
 		})
+	var polled func() time.Duration
 	if cfg.RemotesFrom == config.RemotesFromRelay {
+		polled = func() time.Duration { return selfPeriod + a.local.spread() }
 		a.relayed = newRelayed(&cfg, client, server, watchMetrics, log, func() { a.happened(relayChanged, nil) })
-		readSelf = kube.PollNode(client, cfg.NodeName, func() time.Duration { return selfPeriod + a.local.spread() })
+		readSelf = kube.PollNode(client, cfg.NodeName, polled)
 	}
 	a.self = kube.NewWatch(kube.WatchConfig[peers.Self]{
 		Cluster: cfg.ClusterName, Server: server, Kind: "own node",
@@ -175,7 +177,8 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		a.remotes = append(a.remotes, r)
 	}
 	a.publisher = peers.NewPublisher(peers.PublisherConfig{
-		Nodes: client.Nodes(), Self: a.knownSelf, Publications: a.publications, Pods: a.pods,
+		Polled: polled,
+		Nodes:  client.Nodes(), Self: a.knownSelf, Publications: a.publications, Pods: a.pods,
 		PodSubnets: cfg.PodSubnetsMap, Spacing: publishSpacing, Logger: log,
 	})
 	if pod := cfg.Pod; pod.Known() {

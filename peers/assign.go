@@ -244,7 +244,10 @@ func (s *assignment) explain(n *Node, p netip.Prefix, refuse func(Reason, string
 	}
 	at := s.at[p]
 	switch taken := s.taken(at); {
-	case taken >= 0 && s.nodes[s.places[taken].holder] == n: // A wider prefix of its own, or a part of this one.
+	case taken >= 0 && s.nodes[s.places[taken].holder] == n:
+		if of := s.places[taken].prefix; of.Bits() > p.Bits() { // A wider one has the same packets.
+			refuse(ReasonDuplicatePrefix, "pod CIDR %s contains %s of the node itself, which takes precedence: it must publish one of them", p, of)
+		}
 	case taken >= 0:
 		refuse(ReasonDuplicatePrefix, "pod CIDR %s overlaps %s of node %q, which takes precedence", p, s.places[taken].prefix, s.nodes[s.places[taken].holder].Name)
 	case s.waits(at) && s.places[at].contested:

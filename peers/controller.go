@@ -65,7 +65,7 @@ type Controller struct {
 	queued            bool // nodes of the API were queued for Save since start
 	rejected          map[Rejection]struct{}
 	disputed          map[string]string // logged, by node
-	rejections        *rate.Limiter
+	lines             *rate.Limiter     // of the log
 	suppressed        int
 
 	state atomic.Pointer[State]
@@ -101,7 +101,7 @@ func NewController(cfg ControllerConfig) *Controller {
 		log:      log,
 		rejected: map[Rejection]struct{}{},
 		// The remote controls how often its nodes change; it must not flood the log.
-		rejections: rate.NewLimiter(rate.Every(time.Second), 50),
+		lines: rate.NewLimiter(rate.Every(time.Second), 50),
 	}
 	c.state.Store(&State{Origin: OriginNone})
 	last, err := cfg.Store.Load()
@@ -186,7 +186,11 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	before := time.Now()
 	changes, err := c.cfg.Device.Configure(ctx, want)
 	if changes != (tunnel.Changes{}) {
-		c.log.Info("peers changed", "added", changes.Added, "updated", changes.Updated, "removed", changes.Removed,
+		level := slog.LevelInfo
+		if !c.lines.Allow() {
+			level = slog.LevelDebug
+		}
+		c.log.Log(ctx, level, "peers changed", "added", changes.Added, "updated", changes.Updated, "removed", changes.Removed,
 			"total", len(want), "source", origin)
 	}
 	if err != nil {
@@ -277,7 +281,7 @@ func (c *Controller) logRejected(rejected []Rejection) {
 		if _, known := c.rejected[r]; known {
 			continue
 		}
-		if !c.rejections.Allow() {
+		if !c.lines.Allow() {
 			c.suppressed++
 			continue
 		}

@@ -220,6 +220,7 @@ type Publisher struct {
 	virtual      config.SubnetMap
 	log          *slog.Logger
 
+	polled    func() time.Duration
 	spacing   time.Duration
 	applied   bool      // once since start, to remove annotations of an earlier configuration
 	written   time.Time // last
@@ -230,7 +231,7 @@ type Publisher struct {
 	published atomic.Bool
 }
 
-// seenWithin is the time in which a watch shows a write.
+// seenWithin is the time in which a watch shows a write, or a poll after its period.
 const seenWithin = 10 * time.Second
 
 // PublisherConfig describes a Publisher.
@@ -240,6 +241,8 @@ type PublisherConfig struct {
 	Publications func() []Publication // current, for each admitted remote
 	Pods         func() *pods.Known   // of this node; nil: not known
 	PodSubnets   config.SubnetMap     // of this cluster
+	// Polled returns the period in which Self is read; nil: it is watched.
+	Polled func() time.Duration
 	// Spacing is the minimum interval between writes; a change that comes sooner is delayed
 	// until Due.
 	Spacing time.Duration
@@ -248,7 +251,10 @@ type PublisherConfig struct {
 
 // NewPublisher returns a publisher.
 func NewPublisher(cfg PublisherConfig) *Publisher {
-	return &Publisher{nodes: cfg.Nodes, self: cfg.Self, publications: cfg.Publications, pods: cfg.Pods, virtual: cfg.PodSubnets, spacing: cfg.Spacing, log: cfg.Logger, past: keep.NewOverrides[string](cfg.Logger)}
+	if cfg.Polled == nil {
+		cfg.Polled = func() time.Duration { return 0 }
+	}
+	return &Publisher{polled: cfg.Polled, nodes: cfg.Nodes, self: cfg.Self, publications: cfg.Publications, pods: cfg.Pods, virtual: cfg.PodSubnets, spacing: cfg.Spacing, log: cfg.Logger, past: keep.NewOverrides[string](cfg.Logger)}
 }
 
 // Published reports whether the node had all our annotations after the last pass.
@@ -289,7 +295,7 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 		return wrong
 	}
 	now, sum := time.Now(), fingerprint(want)
-	if expiry := p.written.Add(seenWithin); self.Version != "" && self.Version == p.before && sum == p.wrote && now.Before(expiry) {
+	if expiry := p.written.Add(p.polled() + seenWithin); self.Version != "" && self.Version == p.before && sum == p.wrote && now.Before(expiry) {
 		p.due = expiry // The watch doesn't show the write yet.
 		return wrong
 	}

@@ -458,6 +458,28 @@ func TestPublisherReportsWhatAdmissionChanges(t *testing.T) {
 	})
 }
 
+// TestPublisherOfAPolledNode writes once until the next poll can show it: nobody has undone the write.
+func TestPublisherOfAPolledNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		read := kubernetesNode("10.66.23.31")
+		read.ResourceVersion = "7"
+		client := fake.NewClientset(read)
+		p := NewPublisher(PublisherConfig{
+			Pods: func() *pods.Known { return &pods.Known{} }, Nodes: client.CoreV1().Nodes(), Publications: func() []Publication { return publications },
+			Logger: slog.New(slog.DiscardHandler), Self: func() (Self, bool) { return TrimSelf(read), true }, Polled: func() time.Duration { return 2 * time.Minute },
+		})
+		for range 120 {
+			if err := p.Reconcile(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+		}
+		if n := writes(client); n != 1 {
+			t.Errorf("%d writes", n)
+		}
+	})
+}
+
 // TestPublisherWaitsForOneThatRemovesAnnotations has a client that removes annotations after
 // each write.
 func TestPublisherWaitsForOneThatRemovesAnnotations(t *testing.T) {

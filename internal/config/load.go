@@ -53,7 +53,7 @@ func loadWireguard(args []string, out io.Writer, namespaceFile string) (cfg Wire
 	var own agentSources
 	l := newLoader("semaphore-wireguard", "keeps a WireGuard mesh with the nodes of remote clusters", &cfg.Base, &cfg, &own)
 	l.flags.BoolVar(&cfg.Cleanup, cleanupFlag, false, "remove everything that this program set up on the node, except the keys, and exit")
-	relayed := func() bool { return l.setting(&cfg.RemotesFrom).text == RemotesFromRelay }
+	relayed := func() bool { return strings.EqualFold(l.setting(&cfg.RemotesFrom).text, RemotesFromRelay) }
 	if err := l.load(args, out, needs{wireguard: true, noAccess: relayed}); err != nil {
 		return Wireguard{}, nil, err
 	}

@@ -368,7 +368,7 @@ func TestRemotesFromTheRelayNeedNoAccess(t *testing.T) {
 	}
 	setenv(t, map[string]string{
 		"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTES": "gcp", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16",
-		"SEMAPHORE_NODE_NAME": "aws-1", "SEMAPHORE_REMOTES_FROM": "relay",
+		"SEMAPHORE_NODE_NAME": "aws-1", "SEMAPHORE_REMOTES_FROM": "Relay",
 	})
 	cfg, _, err := loadWireguard(nil, io.Discard, file)
 	if err != nil || cfg.Namespace != "kube-system" || cfg.RemotesFrom != RemotesFromRelay {

@@ -7,15 +7,16 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
 // NewLogger returns a logger that writes to w. The level is debug, info, warn or error; the
-// format is json or text. All text is made printable, as it may come from other clusters.
+// format is json or text, in any case. All text is made printable, as it may come from other clusters.
 func NewLogger(w io.Writer, level, format string) (*slog.Logger, error) {
 	options := slog.HandlerOptions{ReplaceAttr: printableAttr}
-	switch level {
+	switch strings.ToLower(level) {
 	case "debug":
 		options.Level = slog.LevelDebug
 	case "info":
@@ -27,7 +28,7 @@ func NewLogger(w io.Writer, level, format string) (*slog.Logger, error) {
 	default:
 		return nil, fmt.Errorf("log level %q is not one of debug, info, warn and error", level)
 	}
-	switch format {
+	switch strings.ToLower(format) {
 	case "json":
 		return slog.New(slog.NewJSONHandler(w, &options)), nil
 	case "text":

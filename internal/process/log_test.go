@@ -53,6 +53,14 @@ func TestNewLoggerFormatForPeople(t *testing.T) {
 	}
 }
 
+// TestNewLoggerIgnoresCase: other programs accept settings in capitals, which the engine has from one ConfigMap
+// with them.
+func TestNewLoggerIgnoresCase(t *testing.T) {
+	if _, err := NewLogger(new(bytes.Buffer), "DEBUG", "Json"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestNewLoggerRefusesUnknownNames(t *testing.T) {
 	if _, err := NewLogger(new(bytes.Buffer), "loud", "json"); err == nil || !strings.Contains(err.Error(), `"loud"`) {
 		t.Errorf("level loud: %v", err)
