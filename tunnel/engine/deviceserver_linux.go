@@ -135,7 +135,7 @@ func (s *deviceServer) open(name string, index int, files control.Files) error {
 			}
 		},
 	}))
-	d.dev = backpressure.NewDevice(d.tun, d.bind, mtu, deviceLog(s.log.With("device", name)))
+	d.dev = backpressure.NewDevice(d.tun, d.bind, deviceLog(s.log.With("device", name)))
 	s.mu.Lock()
 	s.devices[name] = d
 	s.mu.Unlock()

@@ -70,7 +70,7 @@ func serve(args []string, ours bool) error {
 		reader, bind := resume.NewTun(native), resume.NewBind(udp.New(udp.Config{}))
 		reader.Start()
 		bind.Start()
-		dev = backpressure.NewDevice(reader, bind, mtu, log)
+		dev = backpressure.NewDevice(reader, bind, log)
 	} else {
 		native, err := tun.CreateTUN(args[0], mtu)
 		if err != nil {

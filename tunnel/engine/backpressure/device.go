@@ -10,10 +10,10 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 )
 
-// NewDevice returns a device with a window of its own. mtu is the link's, in bytes.
-func NewDevice(native tun.Device, bind conn.Bind, mtu int, log *device.Logger) *device.Device {
+// NewDevice returns a device with a window of its own.
+func NewDevice(native tun.Device, bind conn.Bind, log *device.Logger) *device.Device {
 	var s staged
-	w := New(Config{MTU: mtu, Discard: s.discard})
+	w := New(s.discard)
 	dev := device.NewDevice(w.Tun(native), w.Bind(bind), log) // starts reading the TUN
 	s.dev.Store(dev)
 	return dev

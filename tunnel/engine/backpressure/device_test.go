@@ -63,7 +63,7 @@ func TestDevices(t *testing.T) {
 		tuns[i] = tuntest.NewChannelTUN()
 		floods[i] = &flooded{Device: tuns[i].TUN(), packet: tuntest.Ping(dead, addresses[i])}
 		held[i] = new(staged)
-		windows[i] = New(Config{MTU: 1420, Discard: held[i].discard})
+		windows[i] = New(held[i].discard)
 		devices[i] = device.NewDevice(windows[i].Tun(floods[i]), windows[i].Bind(binds[i]), device.NewLogger(device.LogLevelError, ""))
 		held[i].dev.Store(devices[i])
 		t.Cleanup(devices[i].Close)

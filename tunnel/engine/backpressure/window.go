@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"golang.zx2c4.com/wireguard/conn"
+	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/tun"
 )
 
@@ -24,20 +25,10 @@ import (
 // stallTimeout without progress, a reader counts all packets in flight as dropped and has a
 // higher limit for widePeriod.
 type Window struct {
-	secret     uint64 // the upper half of all marks
-	markOffset int    // in a buffer, in bytes
+	secret     uint64       // the upper half of all marks
+	markOffset atomic.Int64 // in a buffer, in bytes
 	readers    [maxReaders]reader
-	discard    func() // see Config
-}
-
-// Config describes a [Window].
-type Config struct {
-	// MTU of the link, in bytes. Packets that are much larger aren't counted.
-	MTU int
-	// Discard discards the packets that wireguard-go has staged for sessions. It is called
-	// on the goroutine that reads the TUN, between two reads, when the packets counted as
-	// dropped may be as many as the limit. Optional.
-	Discard func()
+	discard    func() // see New
 }
 
 const (
@@ -64,11 +55,12 @@ const (
 	maxGrowth = 16 + 15 + 16
 )
 
-// New returns a window for one device.
-func New(cfg Config) *Window {
-	const step = 2048
-	markOffset := (cfg.MTU+maxGrowth+markSize+step-1)/step*step - markSize
-	w := &Window{secret: rand.Uint64() &^ 0xffffffff, markOffset: markOffset, discard: cfg.Discard}
+// New returns a window for one device. Discard discards the packets that wireguard-go has staged for sessions.
+// It is called on the goroutine that reads the TUN, between two reads, when the packets counted as dropped may
+// be as many as the limit. Optional.
+func New(discard func()) *Window {
+	w := &Window{secret: rand.Uint64() &^ 0xffffffff, discard: discard}
+	w.fit(0)
 	for i := range w.readers {
 		w.readers[i].window, w.readers[i].number = w, uint64(i)
 		w.readers[i].limit = min(perProcessor*int64(runtime.GOMAXPROCS(0)), maxInflight)
@@ -77,6 +69,13 @@ func New(cfg Config) *Window {
 		w.readers[i].timer.Stop()
 	}
 	return w
+}
+
+// fit makes the window count packets of an MTU, in bytes; larger ones aren't counted. Those that are in flight
+// when it grows count as dropped.
+func (w *Window) fit(mtu int) {
+	const step, last = 2048, device.MaxMessageSize - markSize
+	w.markOffset.Store(max(w.markOffset.Load(), min((int64(mtu)+maxGrowth+markSize+step-1)/step*step-markSize, last)))
 }
 
 // Tun wraps a device, so that the window counts its packets.
@@ -88,6 +87,15 @@ func (w *Window) Bind(inner conn.Bind) conn.Bind { return &bind{Bind: inner, win
 type tunnel struct {
 	tun.Device
 	window *Window
+}
+
+// MTU implements [tun.Device]. wireguard-go calls it at first, and when the link's MTU has changed.
+func (t *tunnel) MTU() (int, error) {
+	mtu, err := t.Device.MTU()
+	if err == nil {
+		t.window.fit(mtu)
+	}
+	return mtu, err
 }
 
 // Read implements [tun.Device].
@@ -172,9 +180,10 @@ func (r *reader) reclaim(bufs [][]byte) {
 func (r *reader) mark(bufs [][]byte, sizes []int, offset int) {
 	mark := r.window.secret | r.number<<24 | uint64(r.epoch.Load()&epochMask)
 	var count int64
+	at := int(r.window.markOffset.Load())
 	for i, size := range sizes {
-		if size > 0 && offset+size+maxGrowth <= r.window.markOffset && r.window.markOffset+markSize <= len(bufs[i]) {
-			binary.NativeEndian.PutUint64(bufs[i][r.window.markOffset:], mark)
+		if size > 0 && offset+size+maxGrowth <= at && at+markSize <= len(bufs[i]) {
+			binary.NativeEndian.PutUint64(bufs[i][at:], mark)
 			count++
 		}
 	}
@@ -187,11 +196,12 @@ func (r *reader) mark(bufs [][]byte, sizes []int, offset int) {
 // uncounts these packets.
 func (w *Window) countLeft(bufs [][]byte) {
 	var left [maxReaders]int64
+	at := int(w.markOffset.Load())
 	for _, b := range bufs {
-		if cap(b) < w.markOffset+markSize {
+		if cap(b) < at+markSize {
 			continue // Not a buffer that packets are read into.
 		}
-		marked := b[w.markOffset : w.markOffset+markSize : w.markOffset+markSize]
+		marked := b[at : at+markSize : at+markSize]
 		mark := binary.NativeEndian.Uint64(marked)
 		if number := mark >> 24 & 0xff; mark>>32 == w.secret>>32 && number < maxReaders {
 			clear(marked)

@@ -48,7 +48,7 @@ type engine struct {
 
 func newEngine(t *testing.T) *engine {
 	e := &engine{t: t}
-	e.w = New(Config{MTU: 1420, Discard: func() { e.discarded++ }})
+	e.w = New(func() { e.discarded++ })
 	e.tun, e.bind = e.w.Tun(endlessTun{}), e.w.Bind(endlessBind{})
 	e.bufs = buffers(10)
 	return e
@@ -210,13 +210,35 @@ func TestBuffersOfOthers(t *testing.T) {
 		t.Errorf("%d packets in flight, want 0", got)
 	}
 	// A packet too large for a mark behind it.
-	large := New(Config{MTU: 1420})
+	large := New(nil)
 	r := &large.readers[tunReader]
-	r.mark(buffers(1), []int{large.markOffset}, testOffset)
+	r.mark(buffers(1), []int{int(large.markOffset.Load())}, testOffset)
 	if got := r.inflight.Load(); got != 0 {
 		t.Errorf("%d packets in flight, want 0", got)
 	}
 	r.reclaim(nil)
+}
+
+// mtuTun is the TUN of a link with an MTU.
+type mtuTun struct {
+	endlessTun
+	mtu int
+}
+
+func (t mtuTun) MTU() (int, error) { return t.mtu, nil }
+
+// TestMTUThatGrows: packets of the new MTU are counted, up to those of a whole buffer.
+func TestMTUThatGrows(t *testing.T) {
+	w := New(nil)
+	r := &w.readers[tunReader]
+	for i, c := range []struct{ mtu, size, counted int }{{1420, 1420, 1}, {1420, 8921, 1}, {8921, 8921, 2}, {1420, 8921, 3}, {65535, 65000, 4}} {
+		if _, err := w.Tun(mtuTun{mtu: c.mtu}).MTU(); err != nil {
+			t.Fatal(err)
+		}
+		if r.mark(buffers(1), []int{c.size}, testOffset); r.inflight.Load() != int64(c.counted) {
+			t.Errorf("step %d: %d packets are counted, expected %d", i, r.inflight.Load(), c.counted)
+		}
+	}
 }
 
 type broken struct{ endlessTun }
@@ -224,7 +246,7 @@ type broken struct{ endlessTun }
 func (broken) Read([][]byte, []int, int) (int, error) { return 0, net.ErrClosed }
 
 func TestErrorsAreReturned(t *testing.T) {
-	w := New(Config{MTU: 1420})
+	w := New(nil)
 	if _, err := w.Tun(broken{}).Read(buffers(1), make([]int, 1), 0); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("got %v", err)
 	}
