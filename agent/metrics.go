@@ -4,10 +4,13 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // loopMetrics counts and times the steps of the agent's tasks. In its label "loop" is the step.
 type loopMetrics struct {
+	*prometheus.Registry
+
 	passes    *prometheus.HistogramVec
 	failures  *prometheus.CounterVec
 	syncPeers *prometheus.CounterVec
@@ -16,47 +19,32 @@ type loopMetrics struct {
 }
 
 func newLoopMetrics() *loopMetrics {
+	all := prometheus.NewRegistry()
+	with := promauto.With(all)
 	return &loopMetrics{
-		passes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Registry: all,
+		passes: with.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "semaphore_wg_reconcile_seconds",
 			Help:    "Duration of a step of the agent's tasks in seconds.",
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5},
 		}, []string{"loop"}),
-		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+		failures: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_wg_reconcile_failures_total",
 			Help: "How often a step failed, at least in part, and is retried.",
 		}, []string{"loop"}),
-		syncPeers: prometheus.NewCounterVec(prometheus.CounterOpts{
+		syncPeers: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_wg_sync_peers_total",
 			Help: "Counts attempts to sync the peers of a device.",
 		}, []string{"device", "success"}),
-		requeue: prometheus.NewCounterVec(prometheus.CounterOpts{
+		requeue: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_wg_sync_requeue_total",
 			Help: "Number of attempts to sync the peers of a device that failed and are retried.",
 		}, []string{"device"}),
-		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
+		repairs: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_wg_repairs_total",
 			Help: "How often a step restored what another program had removed or changed in the kernel.",
 		}, []string{"loop"}),
 	}
-}
-
-// Describe implements prometheus.Collector.
-func (m *loopMetrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, c := range m.all() {
-		c.Describe(ch)
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (m *loopMetrics) Collect(ch chan<- prometheus.Metric) {
-	for _, c := range m.all() {
-		c.Collect(ch)
-	}
-}
-
-func (m *loopMetrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.passes, m.failures, m.syncPeers, m.requeue, m.repairs}
 }
 
 // observer returns the callback for the end of a step.

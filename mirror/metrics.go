@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
@@ -27,6 +28,8 @@ type Metrics struct {
 	totals                                                   []gauge[totals]
 	clusters                                                 []gauge[clusterTotals]
 
+	vectors *prometheus.Registry // of those that are counted
+
 	mu      sync.Mutex
 	watches []watched
 }
@@ -44,19 +47,22 @@ type watched struct {
 }
 
 func newMetrics() *Metrics {
+	vectors := prometheus.NewRegistry()
+	with := promauto.With(vectors)
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(metricsPrefix+name, help, labels, nil)
 	}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: metricsPrefix + name, Help: help}, labels)
+		return with.NewCounterVec(prometheus.CounterOpts{Name: metricsPrefix + name, Help: help}, labels)
 	}
 	histogram := func(name, help string) *prometheus.HistogramVec {
-		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		return with.NewHistogramVec(prometheus.HistogramOpts{
 			Name: metricsPrefix + name, Help: help,
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 		}, []string{"name"})
 	}
 	m := &Metrics{
+		vectors:        vectors,
 		watcherEvents:  counter("kube_watcher_events_total", "Events received, by watcher, kind and type.", "watcher", "kind", "event_type", "runner"),
 		watcherObjects: desc("kube_watcher_objects", "Objects watched, by watcher and kind.", "watcher", "kind", "runner"),
 		writes:         counter("writes_total", "Requests that change objects of the mirror namespace, by kind and verb.", "kind", "verb"),
@@ -105,17 +111,9 @@ func newMetrics() *Metrics {
 // Metrics returns a collector, to be registered once.
 func (c *Controller) Metrics() *Metrics { return c.metrics }
 
-func (m *Metrics) vectors() []prometheus.Collector {
-	return []prometheus.Collector{
-		m.watcherEvents, m.writes, m.withdrawals, m.adds, m.retries, m.latency, m.duration,
-	}
-}
-
 // Describe implements prometheus.Collector.
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, v := range m.vectors() {
-		v.Describe(ch)
-	}
+	m.vectors.Describe(ch)
 	for _, d := range []*prometheus.Desc{m.watcherObjects, m.depth, m.unfinished, m.longest, m.unconfigured} {
 		ch <- d
 	}
@@ -129,9 +127,7 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
-	for _, v := range m.vectors() {
-		v.Collect(ch)
-	}
+	m.vectors.Collect(ch)
 	send := func(d *prometheus.Desc, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}

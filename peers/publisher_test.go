@@ -458,7 +458,7 @@ func TestPublisherReportsWhatAdmissionChanges(t *testing.T) {
 	})
 }
 
-// TestPublisherOfAPolledNode writes once until the next poll can show it: nobody has undone the write.
+// TestPublisherOfAPolledNode writes once until the next poll can show it: no client has undone the write.
 func TestPublisherOfAPolledNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		read := kubernetesNode("10.66.23.31")

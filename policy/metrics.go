@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 )
@@ -11,6 +12,8 @@ import (
 // Metrics is the collector of the controller's actions, registered once. The current state is
 // collected by NewCollector.
 type Metrics struct {
+	*prometheus.Registry
+
 	passes   *prometheus.HistogramVec
 	delays   *prometheus.HistogramVec
 	writes   *prometheus.CounterVec
@@ -20,48 +23,33 @@ type Metrics struct {
 
 // NewMetrics returns metrics. Some have the names of the original tool.
 func NewMetrics() *Metrics {
+	all := prometheus.NewRegistry()
+	with := promauto.With(all)
 	return &Metrics{
-		passes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Registry: all,
+		passes: with.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "semaphore_policy_reconcile_seconds",
 			Help:    "How long it took to find out which sets the pods that changed belong to.",
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5},
 		}, []string{"cluster"}),
-		delays: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		delays: with.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "semaphore_policy_write_delay_seconds",
 			Help:    "How long changes of network sets took from being noticed to being written.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5, 30},
 		}, []string{"cluster"}),
-		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
+		writes: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_policy_writes_total",
 			Help: "Network sets of a remote that were created, patched or deleted.",
 		}, []string{"cluster", "verb"}),
-		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+		failures: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "kube_policy_semaphore_calico_client_failures",
 			Help: "Number of calico client failed requests.",
 		}, []string{"type"}),
-		requeues: prometheus.NewCounterVec(prometheus.CounterOpts{
+		requeues: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_policy_outdated_writes_total",
 			Help: "Writes given up because another client had changed the network set meanwhile.",
 		}, []string{"cluster"}),
 	}
-}
-
-// Describe implements prometheus.Collector.
-func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, c := range m.all() {
-		c.Describe(ch)
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
-	for _, c := range m.all() {
-		c.Collect(ch)
-	}
-}
-
-func (m *Metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.passes, m.delays, m.writes, m.failures, m.requeues}
 }
 
 // wrote counts one write.

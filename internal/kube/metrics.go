@@ -4,10 +4,13 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // Metrics is the collector of the metrics of all watches of a program, registered once.
 type Metrics struct {
+	*prometheus.Registry
+
 	synced      *prometheus.GaugeVec
 	lastContact *prometheus.GaugeVec
 	failures    *prometheus.CounterVec
@@ -27,46 +30,31 @@ type Metrics struct {
 // tools: "semaphore_wg_node_watcher_failures_total".
 func NewMetrics(prefix, failures string) *Metrics {
 	labels := []string{"cluster", "kind"}
+	all := prometheus.NewRegistry()
+	with := promauto.With(all)
 	return &Metrics{
-		synced: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Registry: all,
+		synced: with.NewGaugeVec(prometheus.GaugeOpts{
 			Name: prefix + "_remote_synced",
 			Help: "Whether all objects of a kind of a cluster have been read since start.",
 		}, labels),
-		lastContact: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		lastContact: with.NewGaugeVec(prometheus.GaugeOpts{
 			Name: prefix + "_remote_last_contact_timestamp_seconds",
 			Help: "When a cluster's API server last answered for a kind, in Unix time; 0 is never.",
 		}, labels),
-		rejected: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		rejected: with.NewGaugeVec(prometheus.GaugeOpts{
 			Name: prefix + "_remote_rejected_objects",
 			Help: "Objects of a kind of a cluster that exceed the quota, at least.",
 		}, labels),
-		dropped: prometheus.NewCounterVec(prometheus.CounterOpts{
+		dropped: with.NewCounterVec(prometheus.CounterOpts{
 			Name: prefix + "_remote_dropped_objects_total",
 			Help: "Objects of a kind of a cluster that were dropped because they can't be decoded within bounds.",
 		}, labels),
-		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+		failures: with.NewCounterVec(prometheus.CounterOpts{
 			Name: failures,
 			Help: "Requests to list or watch objects of a kind of a cluster that failed.",
 		}, append(labels, "verb")),
 	}
-}
-
-// Describe implements prometheus.Collector.
-func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
-	m.synced.Describe(ch)
-	m.lastContact.Describe(ch)
-	m.failures.Describe(ch)
-	m.rejected.Describe(ch)
-	m.dropped.Describe(ch)
-}
-
-// Collect implements prometheus.Collector.
-func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
-	m.synced.Collect(ch)
-	m.lastContact.Collect(ch)
-	m.failures.Collect(ch)
-	m.rejected.Collect(ch)
-	m.dropped.Collect(ch)
 }
 
 // series are the metrics of one watch.

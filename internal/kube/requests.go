@@ -6,40 +6,34 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // RequestMetrics count and time the requests to the local API server. With the prefix of the
 // service mirror the names are those of the original tool.
 type RequestMetrics struct {
+	*prometheus.Registry
+
 	requests *prometheus.CounterVec
 	duration *prometheus.HistogramVec
 }
 
 // NewRequestMetrics returns metrics, to be registered by the caller.
 func NewRequestMetrics(prefix string) *RequestMetrics {
+	all := prometheus.NewRegistry()
+	with := promauto.With(all)
 	return &RequestMetrics{
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Registry: all,
+		requests: with.NewCounterVec(prometheus.CounterOpts{
 			Name: prefix + "_kube_http_request_total",
 			Help: "HTTP requests to the local API server, by host, code and method.",
 		}, []string{"host", "code", "method"}),
-		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		duration: with.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    prefix + "_kube_http_request_duration_seconds",
 			Help:    "Duration of HTTP requests to the local API server until the response header in seconds, by host and method.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
 		}, []string{"host", "method"}),
 	}
-}
-
-// Describe implements prometheus.Collector.
-func (m *RequestMetrics) Describe(ch chan<- *prometheus.Desc) {
-	m.requests.Describe(ch)
-	m.duration.Describe(ch)
-}
-
-// Collect implements prometheus.Collector.
-func (m *RequestMetrics) Collect(ch chan<- prometheus.Metric) {
-	m.requests.Collect(ch)
-	m.duration.Collect(ch)
 }
 
 // Wrap returns a transport that counts and times requests.

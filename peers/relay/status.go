@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
@@ -64,6 +65,8 @@ func (s *source) status() statuspage.RelayCluster {
 // Metrics is the collector of the controller's actions, registered once. The current state is
 // collected by NewCollector.
 type Metrics struct {
+	*prometheus.Registry
+
 	delays   *prometheus.HistogramVec
 	writes   *prometheus.CounterVec
 	failures *prometheus.CounterVec
@@ -72,42 +75,27 @@ type Metrics struct {
 
 // NewMetrics returns metrics.
 func NewMetrics() *Metrics {
+	all := prometheus.NewRegistry()
+	with := promauto.With(all)
 	return &Metrics{
-		delays: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Registry: all,
+		delays: with.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "semaphore_relay_write_delay_seconds",
 			Help:    "How long changes of objects took from being noticed to being written.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5, 30, 120},
 		}, []string{"cluster"}),
-		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
+		writes: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_relay_writes_total",
 			Help: "Objects of a cluster that were created, updated or deleted.",
 		}, []string{"cluster", "verb"}),
-		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+		failures: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_relay_failed_writes_total",
 			Help: "Requests to create, update or delete objects of a cluster that failed.",
 		}, []string{"cluster", "verb"}),
-		requeues: prometheus.NewCounterVec(prometheus.CounterOpts{
+		requeues: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "semaphore_relay_outdated_writes_total",
 			Help: "Writes given up because another client had changed the object meanwhile.",
 		}, []string{"cluster"}),
-	}
-}
-
-func (m *Metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.delays, m.writes, m.failures, m.requeues}
-}
-
-// Describe implements prometheus.Collector.
-func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, c := range m.all() {
-		c.Describe(ch)
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
-	for _, c := range m.all() {
-		c.Collect(ch)
 	}
 }
 
