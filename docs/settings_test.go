@@ -30,7 +30,7 @@ program prints the same, and the flags that belong to no setting.
 Settings are environment variables; a flag wins over its variable. All errors of a
 configuration are reported at once, each with its variable, before the program changes
 anything. A variable that starts with ` + "`SEMAPHORE_`" + ` and that no program reads is a warning in
-the log, which names the nearest known one.
+the log.
 
 The smallest configuration of an agent of cluster ` + "`aws`" + ` with one remote; only the last line is
 optional:

@@ -20,7 +20,7 @@ func main() {
 	// A second signal kills the process.
 	context.AfterFunc(ctx, stop)
 	session := cli.NewSession(os.Stdin, os.Stdout, os.Stderr, os.LookupEnv)
-	session.AdoptLogs()
+	cli.DiscardLogs()
 	code := cli.Run(ctx, session, newRoot(session, calledAs(os.Args[0])), os.Args[1:])
 	stop()
 	os.Exit(code)

@@ -25,9 +25,6 @@ func (e *Advised) Unwrap() error { return e.Err }
 // Unanswered explains the error of the first request to a cluster.
 func (c *Cluster) Unanswered(err error) error {
 	advise := func(what, remedy string) error {
-		if c.Ambiguous != "" {
-			remedy = c.Ambiguous + "; or " + remedy
-		}
 		return &Advised{fmt.Errorf(what+": %w", c.Server, err), remedy}
 	}
 	in := Quote(c.Context)
@@ -37,7 +34,7 @@ func (c *Cluster) Unanswered(err error) error {
 	switch {
 	case errors.As(err, &authority):
 		return advise("the certificate of the API server at %s isn't of the certificate authority in the kubeconfig",
-			"check that the certificate-authority-data of context "+in+" is of this cluster, and get a new kubeconfig if the cluster has a new authority")
+			"check that the certificate-authority-data of context "+in+" is of this cluster (of entries of equal names in several kubeconfigs the first one is used), and get a new kubeconfig if the cluster has a new authority")
 	case errors.As(err, &name):
 		return advise("the certificate of the API server at %s is for other names",
 			"set server of context "+in+" to one of these names, or tls-server-name")

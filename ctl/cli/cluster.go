@@ -25,9 +25,6 @@ type Cluster struct {
 	Name, Context string
 	// Server is the API server's address in the kubeconfig.
 	Server string
-	// Ambiguous names an entry of the context that several kubeconfigs have, each another one, and
-	// these files; empty: none.
-	Ambiguous string
 	// Insecure is the kubeconfig's insecure-skip-tls-verify. It applies to the
 	// administrator's own requests only.
 	Insecure bool
@@ -107,7 +104,7 @@ func (s *Session) cluster(config *clientcmdapi.Config, name string) (*Cluster, e
 	rest.WarningHandlerWithContext = noWarnings
 	kube.Bound(rest, maxResponse)
 	rest.Wrap(func(next http.RoundTripper) http.RoundTripper { return answers{next} })
-	c := &Cluster{Name: name, Context: context, Server: rest.Host, Ambiguous: s.ambiguous(context), Insecure: rest.Insecure, Config: rest}
+	c := &Cluster{Name: name, Context: context, Server: rest.Host, Insecure: rest.Insecure, Config: rest}
 	client, err := kubernetes.NewForConfig(rest)
 	if err != nil {
 		return nil, fmt.Errorf("%s: context %s of the kubeconfig: %w", name, context, err)

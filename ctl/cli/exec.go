@@ -44,7 +44,7 @@ const maxErrorOutput = 4096
 // gorilla/websocket) and the exit status (io.ReadAll in tools/remotecommand/errorstream.go) of any
 // size. The SPDY executor accepts frames of any size. This one bounds the bytes of the connection. It
 // uses the WebSocket protocol of exec, version 4 or later.
-func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, command []string, most int, hold func(bytes int) error) ([]byte, error) {
+func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, command []string, most int) ([]byte, error) {
 	address := c.Client.CoreV1().RESTClient().Get().Namespace(namespace).Resource("pods").Name(pod).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()
 	config, err := c.Config.TransportConfig()
@@ -77,7 +77,7 @@ func (c *Cluster) Exec(ctx context.Context, namespace, pod, container string, co
 	}
 	defer up.connection.Close()
 	defer context.AfterFunc(ctx, func() { _ = up.connection.Close() })()
-	out, err := read(up.connection, most, hold)
+	out, err := read(up.connection, most)
 	return out, ended(ctx, err)
 }
 
@@ -94,7 +94,7 @@ func ended(ctx context.Context, err error) error {
 }
 
 // read reads the messages of a command until it has ended.
-func read(from *websocket.Conn, most int, hold func(int) error) ([]byte, error) {
+func read(from *websocket.Conn, most int) ([]byte, error) {
 	var out, errOut, state bytes.Buffer
 	for {
 		_, message, err := from.NextReader()
@@ -121,7 +121,7 @@ func read(from *websocket.Conn, most int, hold func(int) error) ([]byte, error) 
 		default:
 			continue
 		}
-		_, err = io.Copy(held{to, hold}, io.LimitReader(message, int64(bound-to.Len())+1))
+		_, err = io.Copy(to, io.LimitReader(message, int64(bound-to.Len())+1))
 		if err != nil {
 			return out.Bytes(), fmt.Errorf("read output: %w", err)
 		}
@@ -132,22 +132,6 @@ func read(from *websocket.Conn, most int, hold func(int) error) ([]byte, error) 
 			to.Truncate(bound)
 		}
 	}
-}
-
-// held is a buffer that asks before it takes more.
-type held struct {
-	io.Writer
-	hold func(bytes int) error
-}
-
-// Write implements io.Writer.
-func (h held) Write(p []byte) (int, error) {
-	if h.hold != nil {
-		if err := h.hold(len(p)); err != nil {
-			return 0, err
-		}
-	}
-	return h.Writer.Write(p)
 }
 
 // outcome decodes the final status of a command.

@@ -63,7 +63,7 @@ func TestExec(t *testing.T) {
 		}, "", "output of more than 1000 bytes"},
 	} {
 		cluster, _, _ := hostile(t, webSocket(t, c.protocol, c.write))
-		out, err := cluster.Exec(t.Context(), "n", "p", "c", []string{"true"}, 1000, nil)
+		out, err := cluster.Exec(t.Context(), "n", "p", "c", []string{"true"}, 1000)
 		if string(out) != c.out || (err == nil) != (c.fail == "") || err != nil && err.Error() != c.fail {
 			t.Errorf("%s: %q, %v", name, out, err)
 		}
@@ -113,7 +113,7 @@ func TestHostileExec(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), limit)
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		out, err := cluster.Exec(ctx, "n", "p", "c", []string{"true"}, 1<<20, nil)
+		out, err := cluster.Exec(ctx, "n", "p", "c", []string{"true"}, 1<<20)
 		runtime.ReadMemStats(&after)
 		cancel()
 		if err == nil || !strings.Contains(err.Error(), c.want) || len(out) > 0 && name != "endless output" {
@@ -131,7 +131,7 @@ func TestExecThroughAProxy(t *testing.T) {
 	c, _, _ := hostile(t, webSocket(t, "v5.channel.k8s.io", func(send func(byte, string) error) { _ = send(1, "one") }))
 	proxy := proxyServer(t, &asked)
 	c.Config.Proxy = http.ProxyURL(proxy)
-	out, err := c.Exec(t.Context(), "n", "p", "c", []string{"true"}, 1000, nil)
+	out, err := c.Exec(t.Context(), "n", "p", "c", []string{"true"}, 1000)
 	if err != nil || string(out) != "one" || !strings.HasPrefix(asked.String(), "CONNECT 127.0.0.1:") {
 		t.Errorf("%q, %v; the proxy was asked %q", out, err, asked.String())
 	}

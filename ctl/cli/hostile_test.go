@@ -116,7 +116,7 @@ func requests(c *Cluster) map[string]func(context.Context) error {
 			return err
 		},
 		"exec": func(ctx context.Context) error {
-			_, err := c.Exec(ctx, "n", "p", "c", []string{"true"}, 1<<20, nil)
+			_, err := c.Exec(ctx, "n", "p", "c", []string{"true"}, 1<<20)
 			return err
 		},
 	}
@@ -177,7 +177,7 @@ func TestCredentialPlugin(t *testing.T) {
 	if v, err := c.Client.Discovery().ServerVersion(); err != nil || v.GitVersion != "v1" {
 		t.Error(v, err)
 	}
-	if _, err := c.Exec(t.Context(), "n", "p", "c", []string{"true"}, 1, nil); err == nil || !strings.Contains(err.Error(), "403") {
+	if _, err := c.Exec(t.Context(), "n", "p", "c", []string{"true"}, 1); err == nil || !strings.Contains(err.Error(), "403") {
 		t.Error(err)
 	}
 	if want := []string{"token-1", "token-2", "token-2"}; !slices.Equal(tokens, want) {
@@ -386,13 +386,13 @@ func TestLogsOfLibraries(t *testing.T) {
 		log.SetOutput(os.Stderr)
 	}()
 	escape := "\x1b[2J"
-	c, s, out := hostile(t, func(w http.ResponseWriter, _ *http.Request) {
+	c, _, out := hostile(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", escape)
 		w.Header().Set("Warning", `299 - "`+escape+`"`)
 		w.Header().Set("Content-Length", "1000000")
 		_, _ = io.WriteString(w, escape)
 	})
-	s.AdoptLogs()
+	DiscardLogs()
 	for _, ask := range requests(c) {
 		if err := ask(t.Context()); err == nil {
 			t.Error("no error")
@@ -404,14 +404,7 @@ func TestLogsOfLibraries(t *testing.T) {
 		log.Printf("%s\nforged", escape)
 	}
 	klog.Flush()
-	printed := out.String()
-	if strings.Contains(printed, "\x1b") || strings.Contains(printed, secretToken) || strings.Contains(printed, "\nforged") {
+	if printed := out.String(); printed != "" {
 		t.Errorf("printed %q", printed)
-	}
-	if n := strings.Count(printed, "\n"); n != maxLogged {
-		t.Errorf("%d lines, expected %d:\n%s", n, maxLogged, printed)
-	}
-	if !strings.Contains(printed, `! \x1b[2J: \x1b[2J; forged`) {
-		t.Errorf("client-go's error is missing:\n%s", printed)
 	}
 }

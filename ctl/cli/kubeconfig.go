@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"reflect"
 	"strings"
 
 	// User entries with auth-provider; exec plugins need no import.
@@ -61,54 +60,6 @@ func (s *Session) load() (*clientcmdapi.Config, error) {
 	default:
 		return nil, errors.New("read the kubeconfig: each file is valid, and they can't be merged")
 	}
-}
-
-// ambiguous returns a remedy if several files of the kubeconfig have an entry of a context with
-// equal names and another content: the first one is used, so that a context of one file may have
-// the server or the user of another one.
-func (s *Session) ambiguous(context string) string {
-	type entry struct{ kind, name string }
-	order := []entry{{"context", context}}
-	files, values := map[entry][]string{}, map[entry]any{}
-	differ := map[entry]bool{}
-	var configs []*clientcmdapi.Config
-	var paths []string
-	for _, file := range s.rules().GetLoadingPrecedence() {
-		config, err := clientcmd.LoadFromFile(file)
-		if err != nil {
-			continue // It doesn't exist, or load has reported it.
-		}
-		configs, paths = append(configs, config), append(paths, file)
-		if c := config.Contexts[context]; c != nil && len(order) == 1 {
-			order = append(order, entry{"cluster", c.Cluster}, entry{"user", c.AuthInfo})
-		}
-	}
-	for i, config := range configs {
-		for _, e := range order {
-			var value any
-			switch c, l, u := config.Contexts[e.name], config.Clusters[e.name], config.AuthInfos[e.name]; {
-			case e.kind == "context" && c != nil:
-				c.LocationOfOrigin = ""
-				value = c
-			case e.kind == "cluster" && l != nil:
-				l.LocationOfOrigin = ""
-				value = l
-			case e.kind == "user" && u != nil:
-				u.LocationOfOrigin = ""
-				value = u
-			default:
-				continue
-			}
-			differ[e] = differ[e] || len(files[e]) > 0 && !reflect.DeepEqual(value, values[e])
-			files[e], values[e] = append(files[e], paths[i]), value
-		}
-	}
-	for _, e := range order {
-		if differ[e] {
-			return fmt.Sprintf("rename the %s %q in one of the kubeconfigs %s: each has another one, and that of the first file is used", e.kind, e.name, And(files[e]...))
-		}
-	}
-	return ""
 }
 
 // context returns the configuration of a context. Errors omit all values of the kubeconfig

@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -16,8 +15,9 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/printable"
 )
 
-// maxReport bounds a report, in bytes; that of an agent with 10,000 peers has 5 MB.
-const maxReport = 32 << 20
+// maxReport bounds a report, in bytes, and so those of askers that are read at the same time; that of an agent
+// with 10,000 peers has 5 MB.
+const maxReport = 10 << 20
 
 // program is one of our programs that report their status.
 type program struct {
@@ -51,12 +51,12 @@ func askAll[R any](ctx context.Context, t *collector, all *[]Reported[R], p prog
 	}
 }
 
-// hedge is how long the command may take before the page is fetched concurrently.
-const hedge = 2 * time.Second
+// eachWay is how long one way to a report may take. Both fit into the time of the fact.
+const eachWay = 7 * time.Second
 
 // reported reads the report of a pod's program. It first runs the program's command
 // "status": that needs only a kubelet, reaches the process of this pod, and needs no token
-// for the program. If it fails or is slow, the page is fetched through the API server, which
+// for the program. If it fails, the page is fetched through the API server, which
 // works unless a firewall or NetworkPolicy is in between, or the program requires a token.
 func reported[R any](ctx context.Context, t *collector, to *Reported[R], p program, slots chan struct{}) {
 	slots <- struct{}{}
@@ -66,106 +66,51 @@ func reported[R any](ctx context.Context, t *collector, to *Reported[R], p progr
 		if to.Pod.IP == "" || to.Pod.Waiting != "" {
 			return nil, fmt.Errorf("the container doesn't run: %s %s", to.Pod.Phase, to.Pod.Waiting)
 		}
-		// Shorter than the caller's timeout, so that the error of one way is returned even
-		// if the other one hangs.
-		ctx, cancel := context.WithTimeoutCause(ctx, readTimeout-hedge, errors.New("no answer within "+(readTimeout-hedge).String()))
-		defer cancel()
-		type answer struct {
-			way    string
-			report *R
-			err    error
+		report, err := one[R](ctx, t, to.Pod.Name, p, t.exec)
+		if err == nil {
+			return report, nil
 		}
-		answers := make(chan answer, 2)
-		ask := func(way string, get func(context.Context, string, program, *flight) ([]byte, error)) {
-			report, flight := new(R), &flight{of: t}
-			defer flight.land()
-			body, err := get(ctx, to.Pod.Name, p, flight)
-			if err == nil {
-				err = t.weigh(body)
-			}
-			if err == nil {
-				err = json.Unmarshal(body, report)
-			}
-			answers <- answer{way, report, err}
+		report, second := one[R](ctx, t, to.Pod.Name, p, t.proxied)
+		if second == nil {
+			return report, nil
 		}
-		go ask("exec", t.exec)
-		late := time.NewTimer(hedge)
-		defer late.Stop()
-		asked, failed := 1, []error(nil)
-		for {
-			select {
-			case a := <-answers:
-				if a.err == nil {
-					return a.report, nil
-				}
-				failed = append(failed, fmt.Errorf("%s: %s", a.way, printable.Text(a.err.Error(), 120)))
-				if len(failed) == 2 {
-					return nil, fmt.Errorf("%w; %w", failed[0], failed[1])
-				}
-			case <-late.C:
-			case <-ctx.Done():
-				return nil, errors.Join(append(failed, context.Cause(ctx))...)
-			}
-			if asked == 1 {
-				asked++
-				go ask("proxy", t.proxied)
-			}
-		}
+		return nil, fmt.Errorf("exec: %s; proxy: %s", printable.Text(err.Error(), 120), printable.Text(second.Error(), 120))
 	})
 }
 
-// proxied fetches the page through the API server.
-func (t *collector) proxied(ctx context.Context, pod string, p program, f *flight) ([]byte, error) {
-	stream, err := t.client.CoreV1().RESTClient().Get().Namespace(cli.Namespace).Resource("pods").
-		Name(pod + ":" + strconv.Itoa(p.port)).SubResource("proxy").Suffix("status").Stream(cli.WithRaw(ctx, maxReport))
-	if err != nil {
-		return nil, err
+// one reads a report in one way.
+func one[R any](ctx context.Context, t *collector, pod string, p program, get func(context.Context, string, program) ([]byte, error)) (*R, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, eachWay, errors.New("no answer within "+eachWay.String()))
+	defer cancel()
+	body, err := get(ctx, pod, p)
+	if err == nil {
+		err = t.weigh(body)
 	}
-	defer stream.Close()
-	var body bytes.Buffer
-	_, err = io.Copy(io.MultiWriter(f, &body), stream)
-	return body.Bytes(), err
+	report := new(R)
+	if err == nil {
+		err = json.Unmarshal(body, report)
+	}
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause
+	}
+	return report, err
+}
+
+// proxied fetches the page through the API server.
+func (t *collector) proxied(ctx context.Context, pod string, p program) ([]byte, error) {
+	return t.client.CoreV1().RESTClient().Get().Namespace(cli.Namespace).Resource("pods").
+		Name(pod + ":" + strconv.Itoa(p.port)).SubResource("proxy").Suffix("status").DoRaw(cli.WithRaw(ctx, maxReport))
 }
 
 // exec runs the program's command "status" in its pod and returns its output. A failure of
 // the command is ignored: its exit code is the state that the report contains.
-func (t *collector) exec(ctx context.Context, pod string, p program, f *flight) ([]byte, error) {
-	body, err := t.access.Exec(ctx, cli.Namespace, pod, p.container, []string{"/bin/" + p.name, "status", "-o", "json"}, maxReport, f.hold)
-	if errors.Is(err, errFlight) {
-		return nil, err
-	}
+func (t *collector) exec(ctx context.Context, pod string, p program) ([]byte, error) {
+	body, err := t.access.Exec(ctx, cli.Namespace, pod, p.container, []string{"/bin/" + p.name, "status", "-o", "json"}, maxReport)
 	if len(body) > 0 {
 		return body, nil
 	}
 	return nil, cmp.Or(err, io.ErrUnexpectedEOF)
 }
-
-// maxFlight bounds the bytes of all reports of a cluster that are being read at the same time: those
-// of as many agents as are asked, each with 10,000 peers, read in both ways.
-const maxFlight = 256 << 20
-
-var errFlight = fmt.Errorf("the reports of this cluster are too large to be read at the same time: more than %d bytes", maxFlight)
-
-// flight counts the bytes of a report that is being read.
-type flight struct {
-	of   *collector
-	held int64
-}
-
-// hold counts more bytes, and returns an error if those of all reports are too many.
-func (f *flight) hold(bytes int) error {
-	f.held += int64(bytes)
-	if f.of.flying.Add(int64(bytes)) > maxFlight {
-		return errFlight
-	}
-	return nil
-}
-
-// Write implements io.Writer.
-func (f *flight) Write(p []byte) (int, error) { return len(p), f.hold(len(p)) }
-
-// land ends the flight: the report is decoded, or dropped.
-func (f *flight) land() { f.of.flying.Add(-f.held) }
 
 // Bounds of the memory of decoded reports, as cli.Weight estimates it: it counts each value
 // as the largest struct of Kubernetes, which is eight times as large as the types here. An

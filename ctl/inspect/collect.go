@@ -99,7 +99,6 @@ type collector struct {
 	client kubernetes.Interface
 	clock  *clock
 	weight atomic.Int64 // of all reports
-	flying atomic.Int64 // bytes of those that are being read
 }
 
 func collect(ctx context.Context, access *cli.Cluster, only []Question) *Cluster {

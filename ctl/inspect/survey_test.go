@@ -1,9 +1,7 @@
 package inspect
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"testing"
 
@@ -105,42 +103,6 @@ func TestKubectl(t *testing.T) {
 		t.Errorf("a name is an option: %s", got)
 	}
 }
-
-// TestReportsInFlightAreBounded reads large reports at the same time, and one after the other.
-func TestReportsInFlightAreBounded(t *testing.T) {
-	var c collector
-	var all []*flight
-	taken := 0
-	for range askers {
-		f := &flight{of: &c}
-		all = append(all, f)
-		if _, err := io.Copy(f, io.LimitReader(zeros{}, maxReport)); err == nil {
-			taken++
-		} else if !errors.Is(err, errFlight) {
-			t.Fatal(err)
-		}
-	}
-	if taken != maxFlight/maxReport {
-		t.Errorf("%d reports of %d bytes are read at the same time", taken, maxReport)
-	}
-	for _, f := range all {
-		f.land()
-	}
-	if left := c.flying.Load(); left != 0 {
-		t.Errorf("%d bytes are left", left)
-	}
-	for range 3 * askers {
-		f := &flight{of: &c}
-		if _, err := io.Copy(f, io.LimitReader(zeros{}, maxReport)); err != nil {
-			t.Fatal(err)
-		}
-		f.land()
-	}
-}
-
-type zeros struct{}
-
-func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
 // TestReportsAreBounded weighs reports of agents with 10,000 peers, with a million, and more
 // reports than a cluster may have.

@@ -505,7 +505,9 @@ func (a *installation) lacks(ctx context.Context, i int) (map[string]bool, error
 	}
 	lacks := map[string]bool{}
 	for _, o := range a.objects[i] {
-		if slices.ContainsFunc(others, func(x *unstructured.Unstructured) bool { return x.GetKind() == o.GetKind() && x.GetName() == o.GetName() }) {
+		if slices.ContainsFunc(others, func(x *unstructured.Unstructured) bool {
+			return x.GetKind() == o.GetKind() && x.GetName() == o.GetName()
+		}) {
 			continue
 		}
 		one, err := resourceOf(ctx, a.clusters[i], o)

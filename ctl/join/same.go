@@ -1,7 +1,6 @@
 package join
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,14 +18,10 @@ func duplicates(clusters []*cli.Cluster, all []*inspect.Facts) []fault {
 			if f.UID == "" || f.UID != before.UID {
 				continue
 			}
-			remedy := "select the context of the other cluster with --context " + f.Name + "=<context>"
-			if ambiguous := cmp.Or(clusters[i].Ambiguous, clusters[j].Ambiguous); ambiguous != "" {
-				remedy = ambiguous + "; or " + remedy
-			}
 			faults = append(faults, fault{cluster: before.Name + ", " + f.Name,
 				what: fmt.Sprintf("the contexts %s (%s) and %s (%s) are of the same cluster: its namespace kube-system has the UID %s in both",
 					clusters[j].Context, clusters[j].Server, clusters[i].Context, clusters[i].Server, f.UID),
-				remedy: remedy})
+				remedy: "select the context of the other cluster with --context " + f.Name + "=<context>; of entries of equal names in several kubeconfigs the first one is used"})
 			break
 		}
 	}

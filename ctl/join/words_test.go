@@ -113,7 +113,7 @@ func TestTwoContextsOfOneCluster(t *testing.T) {
 	a.Session = s
 	err := a.preflight(t.Context())
 	want := "aws, gcp: the contexts aws (https://a) and prod (https://b) are of the same cluster: its namespace kube-system has the UID u1 in both: " +
-		"select the context of the other cluster with --context gcp=<context>\n1 fault, nothing was changed"
+		"select the context of the other cluster with --context gcp=<context>; of entries of equal names in several kubeconfigs the first one is used\n1 fault, nothing was changed"
 	if err == nil || err.Error() != want || out.String() != "" {
 		t.Errorf("%v, and it prints %s", err, out)
 	}

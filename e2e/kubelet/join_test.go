@@ -124,15 +124,15 @@ func (l *lab) reported(t *testing.T) {
 		for i := range agents.Items {
 			pod := agents.Items[i].Name
 			// The exit code is the state.
-			report, err := one.Exec(within(t, time.Minute), programs.Namespace, pod, "agent", []string{"/bin/semaphore-wireguard", "status", "-o", "json"}, 1<<20, nil)
+			report, err := one.Exec(within(t, time.Minute), programs.Namespace, pod, "agent", []string{"/bin/semaphore-wireguard", "status", "-o", "json"}, 1<<20)
 			if !json.Valid(report) || len(report) == 0 {
 				t.Errorf("%s: %s: report %q: %v", c.Name, pod, report, err)
 			}
-			_, err = one.Exec(within(t, time.Minute), programs.Namespace, pod, "agent", []string{"/bin/semaphore-wireguard", "status", "-o", "json"}, 10, nil)
+			_, err = one.Exec(within(t, time.Minute), programs.Namespace, pod, "agent", []string{"/bin/semaphore-wireguard", "status", "-o", "json"}, 10)
 			if err == nil || !strings.Contains(err.Error(), "output of more than 10 bytes") {
 				t.Errorf("%s: %s: a report of 10 bytes: %v", c.Name, pod, err)
 			}
-			if out, err := one.Exec(within(t, time.Minute), programs.Namespace, pod, "agent", []string{"/bin/none"}, 1<<20, nil); err == nil {
+			if out, err := one.Exec(within(t, time.Minute), programs.Namespace, pod, "agent", []string{"/bin/none"}, 1<<20); err == nil {
 				t.Errorf("%s: %s: a command that isn't there printed %q", c.Name, pod, out)
 			}
 		}
