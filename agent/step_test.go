@@ -82,8 +82,8 @@ func TestRepairsHaveABoundedRate(t *testing.T) {
 		if err := loop.Run(ctx); err != nil {
 			t.Fatal(err)
 		}
-		if made < 20 || made > 50 || loop.Err() == nil {
-			t.Errorf("%d repairs in 20 s, error %v; want two a second at most", made, loop.Err())
+		if made < 20 || made > 50 {
+			t.Errorf("%d repairs in 20 s; want two a second at most", made)
 		}
 	})
 }

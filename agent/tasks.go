@@ -159,7 +159,7 @@ func (a *agent) makeLoops() {
 	a.table = a.newTable()
 	for _, t := range a.table {
 		t.rate.Name, t.rate.Trigger, t.rate.Reconcile = t.name, reconcile.NewTrigger(), t.pass
-		t.rate.Logger, t.rate.Observe = slog.New(slog.DiscardHandler), nil // Its steps log.
+		t.rate.Logger = slog.New(slog.DiscardHandler) // Its steps log.
 		t.loop = reconcile.NewLoop(t.rate)
 	}
 }

@@ -71,9 +71,11 @@ func newRemote(cfg RemoteConfig, c *Controller) *remote {
 	r.feed = newPods(&c.Config, &r.RemoteConfig, r.server, r.trigger.Fire)
 	passes := c.Metrics.passes.WithLabelValues(cfg.Rules.Cluster)
 	r.loop = reconcile.NewLoop(reconcile.Config{
-		Name: "pods " + cfg.Rules.Cluster, Trigger: r.trigger, Reconcile: r.pass,
+		Name: "pods " + cfg.Rules.Cluster, Trigger: r.trigger, Reconcile: func(ctx context.Context) error {
+			defer func(started time.Time) { passes.Observe(time.Since(started).Seconds()) }(time.Now())
+			return r.pass(ctx)
+		},
 		MinInterval: passSpacing, Burst: passBurst, RestShare: restShare, Resync: cfg.ResyncPeriod, Logger: r.log,
-		Observe: func(took time.Duration, _ error) { passes.Observe(took.Seconds()) },
 	})
 	return r
 }

@@ -21,11 +21,7 @@ func (l *loader) unknownVariables(environ []string) []string {
 			warnings = append(warnings, name+": has no effect, because "+fromFile.origin+" replaces it")
 			continue
 		}
-		warning := name + ": unknown, and has no effect"
-		if near := nearest(name, known); near != "" {
-			warning += "; did you mean " + near + "?"
-		}
-		warnings = append(warnings, warning)
+		warnings = append(warnings, name+": unknown, and has no effect")
 	}
 	slices.Sort(warnings)
 	return warnings
@@ -63,37 +59,4 @@ func serviceLink(name, value string) bool {
 		// A mistyped setting of ours could end like that, but its value has no scheme.
 		return strings.HasSuffix(name, "_PORT") && strings.Contains(value, "://")
 	}
-}
-
-// nearest returns the known name with the smallest edit distance, or an empty string if
-// that is more than a third of the name without the prefix that all have.
-func nearest(name string, known []string) string {
-	best, least := "", 1+len(strings.TrimPrefix(name, "SEMAPHORE_"))/3
-	for _, candidate := range known {
-		if d := distance(name, candidate); d < least {
-			best, least = candidate, d
-		}
-	}
-	return best
-}
-
-// distance returns the Levenshtein distance of a and b.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			change := diagonal
-			if a[i] != b[j] {
-				change++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(change, row[j+1]+1, row[j]+1)
-		}
-	}
-	return row[len(b)]
 }

@@ -54,8 +54,6 @@ type Config struct {
 	BackoffMax time.Duration
 	// Logger gets an error when it appears, changes and ends; repetitions at level debug.
 	Logger *slog.Logger
-	// Observe, if set, is called with duration and outcome of each pass.
-	Observe func(took time.Duration, err error)
 }
 
 // Loop calls Reconcile on triggers, periodically, and after back-off.
@@ -70,7 +68,6 @@ type Loop struct {
 
 	mu      sync.Mutex
 	started time.Time // of the pass that is running; zero between passes
-	passed  bool      // a pass has succeeded
 }
 
 // NewLoop returns a loop.
@@ -120,21 +117,6 @@ func (l *Loop) Stuck() error {
 	return nil
 }
 
-// Err returns the error of the last completed pass; nil before the first one.
-func (l *Loop) Err() error { return l.outcomes.Err() }
-
-// Since returns when the first of the passes failed that have failed since the last success; zero
-// after a success.
-func (l *Loop) Since() time.Time { return l.outcomes.Since() }
-
-// Passed reports whether a pass has succeeded since start. Before that, the loop's status
-// is unknown.
-func (l *Loop) Passed() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.passed
-}
-
 func (l *Loop) pass(ctx context.Context, started time.Time) error {
 	l.mu.Lock()
 	l.started = started
@@ -145,16 +127,7 @@ func (l *Loop) pass(ctx context.Context, started time.Time) error {
 
 	l.mu.Lock()
 	l.started = time.Time{}
-	l.passed = l.passed || err == nil
 	l.mu.Unlock()
-
-	if ctx.Err() != nil {
-		// The error is most likely caused by the end of ctx.
-		return err
-	}
-	if l.cfg.Observe != nil {
-		l.cfg.Observe(time.Since(started), err)
-	}
 	return err
 }
 
