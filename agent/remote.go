@@ -59,8 +59,7 @@ func (r *remote) unreachable() bool {
 func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, error) {
 	r := &remote{agent: a, cfg: cfg, underlay: routes.NewUnderlay(a.cfg.Mark)}
 	happened := func(c change) func() { return func() { a.happened(c, r) } }
-	var err error
-	r.device, err = tunnel.Open(tunnel.Config{
+	r.device = tunnel.Open(tunnel.Config{
 		Name:       tunnel.DeviceName(cfg.Name),
 		Alias:      tunnel.Alias(cfg.Name),
 		KeyPath:    a.cfg.KeyPath,
@@ -72,9 +71,6 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 		Ports:      &a.ports,
 		Logger:     a.log,
 	})
-	if err != nil {
-		return nil, err
-	}
 	r.device.Notify(happened(linkChanged))
 
 	if a.relayed != nil {

@@ -75,9 +75,8 @@ func serveRequest(d **Device, req request) (res response, err error) {
 	switch req.Call {
 	case "open":
 		req.Config.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
-		if *d, err = Open(req.Config); err == nil {
-			res.Key = (*d).PublicKey()
-		}
+		*d = Open(req.Config)
+		res.Key = (*d).PublicKey()
 	case "ensure":
 		res.Changed, err = (*d).Ensure(ctx)
 	case "configure":

@@ -2,7 +2,6 @@ package tunnel
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -24,31 +23,6 @@ type Config struct {
 	Engine     string // program to start when no engine runs; empty: one has to run
 	Ports      *Ports // shared with the other devices of this process; nil: none
 	Logger     *slog.Logger
-}
-
-func (c Config) check() error {
-	var errs []error
-	if err := checkLinkName(c.Name); err != nil {
-		errs = append(errs, err)
-	}
-	if c.Alias == "" {
-		errs = append(errs, errors.New("alias is empty"))
-	}
-	if c.KeyPath == "" {
-		errs = append(errs, errors.New("key path is empty"))
-	}
-	if err := checkBackend(c.Backend); err != nil {
-		errs = append(errs, err)
-	}
-	if c.ListenPort < 1 || c.ListenPort > 65535 {
-		errs = append(errs, fmt.Errorf("listen port %d is not between 1 and 65535", c.ListenPort))
-	}
-	// RFC 791: every host accepts 576 bytes. IPv6 requires 1280, but a device may carry
-	// IPv4 only.
-	if c.MTU != 0 && (c.MTU < 576 || c.MTU > 65535) {
-		errs = append(errs, fmt.Errorf("MTU %d is not between 576 and 65535", c.MTU))
-	}
-	return errors.Join(errs...)
 }
 
 // Device is a WireGuard device. It is safe for concurrent use; methods that change the
@@ -82,12 +56,9 @@ type keyPair struct {
 	public  Key
 }
 
-// Open checks the configuration and reads or creates the device's private key. An unusable
-// key file is no error yet: [Device.Ensure] reads it again. Open touches no link.
-func Open(cfg Config) (*Device, error) {
-	if err := cfg.check(); err != nil {
-		return nil, fmt.Errorf("open device %s: %w", cfg.Name, err)
-	}
+// Open reads or creates the device's private key. An unusable key file is an error of [Device.Ensure], which
+// reads it again. Open touches no link.
+func Open(cfg Config) *Device {
 	d := &Device{
 		cfg:     cfg,
 		log:     cfg.Logger.With("device", cfg.Name),
@@ -107,7 +78,7 @@ func Open(cfg Config) (*Device, error) {
 		now:       func() time.Time { return d.now() },
 		published: make(map[Key]netip.AddrPort),
 	}
-	return d, nil
+	return d
 }
 
 // Name returns the name of the device's link.

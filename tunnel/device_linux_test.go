@@ -101,29 +101,6 @@ func TestADeviceNodeThatTheHostDoesNotHave(t *testing.T) {
 	})
 }
 
-func TestOpenChecksItsConfiguration(t *testing.T) {
-	good := Config{Name: "d", Alias: Alias("gcp"), KeyPath: t.TempDir(), Backend: Auto, ListenPort: 51820, MTU: 1420, Logger: quiet()}
-	if _, err := Open(good); err != nil {
-		t.Fatal(err)
-	}
-	for name, spoil := range map[string]func(*Config){
-		"name":     func(c *Config) { c.Name = "../d" },
-		"alias":    func(c *Config) { c.Alias = "" },
-		"key path": func(c *Config) { c.KeyPath = "" },
-		"backend":  func(c *Config) { c.Backend = "quantum" },
-		"port 0":   func(c *Config) { c.ListenPort = 0 },
-		"port max": func(c *Config) { c.ListenPort = 65536 },
-		"MTU min":  func(c *Config) { c.MTU = 575 },
-		"MTU max":  func(c *Config) { c.MTU = 65536 },
-	} {
-		cfg := good
-		spoil(&cfg)
-		if _, err := Open(cfg); err == nil {
-			t.Errorf("a bad %s is accepted", name)
-		}
-	}
-}
-
 func TestRemoveLeavesOnlyTheKey(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		cfg := config(t, "gcp", backend)

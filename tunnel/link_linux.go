@@ -243,9 +243,6 @@ func List(ctx context.Context) ([]Link, error) {
 // link. A link with another alias is foreign, and an error too; a missing link isn't. The
 // private key file stays: a node that joins again keeps its identity.
 func Remove(ctx context.Context, name, alias string) error {
-	if err := checkLinkName(name); err != nil {
-		return fmt.Errorf("remove device: %w", err)
-	}
 	l, err := findLink(name)
 	switch {
 	case errors.Is(err, os.ErrNotExist):

@@ -51,21 +51,3 @@ func CheckNames(remotes []string) error {
 func remoteOf(alias string) (remote string, ours bool) {
 	return strings.CutPrefix(alias, aliasPrefix)
 }
-
-// checkLinkName applies the kernel's rules for link names (dev_valid_name in
-// net/core/dev.c). The name is also part of file names, of the key and of the UAPI socket,
-// for which slashes must be refused, too.
-func checkLinkName(name string) error {
-	switch {
-	case name == "" || name == "." || name == "..":
-		return fmt.Errorf("%q is not a device name", name)
-	case len(name) > maxLinkName:
-		return fmt.Errorf("device name %q is longer than %d characters", name, maxLinkName)
-	}
-	for _, c := range []byte(name) {
-		if c <= ' ' || c >= 0x7f || c == '/' || c == ':' {
-			return fmt.Errorf("device name %q contains %q", name, c)
-		}
-	}
-	return nil
-}

@@ -21,8 +21,9 @@ func TestDeviceName(t *testing.T) {
 			if got != tt.want {
 				t.Errorf("DeviceName(%q) = %q, want %q", tt.remote, got, tt.want)
 			}
-			if err := checkLinkName(got); err != nil {
-				t.Error(err)
+			// dev_valid_name in net/core/dev.c; names are also parts of file names.
+			if len(got) > maxLinkName || strings.ContainsAny(got, " /:") {
+				t.Errorf("%q isn't a link's name", got)
 			}
 		})
 	}
@@ -65,17 +66,4 @@ func collision(t *testing.T) (a, b string) {
 	}
 	t.Fatal("no two of 65,536 names collide")
 	return "", ""
-}
-
-func TestLinkNamesThatLinuxRefuses(t *testing.T) {
-	for _, name := range []string{"", ".", "..", "sixteen-letters-", "a b", "a/b", "a:b", "a\x00", "ä"} {
-		if checkLinkName(name) == nil {
-			t.Errorf("%q is accepted", name)
-		}
-	}
-	for _, name := range []string{"wireguard.gcp", "fifteen-letters"} {
-		if err := checkLinkName(name); err != nil {
-			t.Errorf("%q: %v", name, err)
-		}
-	}
 }

@@ -95,13 +95,10 @@ func TestConfigureRepairsARealDevice(t *testing.T) {
 func benchmarkDevice(b *testing.B) (*Device, []Peer) {
 	b.Helper()
 	nstest.Namespaces(b)
-	d, err := Open(Config{
+	d := Open(Config{
 		Name: "wg-bench", Alias: Alias("bench"), KeyPath: b.TempDir(), Backend: Auto, ListenPort: 51999, MTU: 1420,
 		Logger: quiet(),
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
 	b.Cleanup(func() {
 		if err := Remove(context.WithoutCancel(b.Context()), "wg-bench", Alias("bench")); err != nil {
 			b.Error(err)

@@ -158,10 +158,7 @@ func (s *side) do(c command) (a answer, err error) {
 // open is the start of an agent, as far as one remote goes.
 func (s *side) open(cfg tunnel.Config) (tunnel.Key, error) {
 	cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
-	device, err := tunnel.Open(cfg)
-	if err != nil {
-		return tunnel.Key{}, err
-	}
+	device := tunnel.Open(cfg)
 	if _, err := device.Ensure(context.Background()); err != nil {
 		return tunnel.Key{}, errors.Join(err, device.Close())
 	}
