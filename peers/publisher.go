@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -294,7 +293,7 @@ func (p *Publisher) Reconcile(ctx context.Context) error {
 		p.published.Store(complete)
 		return wrong
 	}
-	now, sum := time.Now(), fingerprint(want)
+	now, sum := time.Now(), keep.Fingerprint(want)
 	if expiry := p.written.Add(p.polled() + seenWithin); self.Version != "" && self.Version == p.before && sum == p.wrote && now.Before(expiry) {
 		p.due = expiry // The watch doesn't show the write yet.
 		return wrong
@@ -349,15 +348,6 @@ func (p *Publisher) apply(ctx context.Context, node string, uid types.UID, annot
 	}
 	force := true
 	return p.nodes.Patch(ctx, node, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: FieldManager, Force: &force})
-}
-
-// fingerprint returns a hash of annotations.
-func fingerprint(annotations map[string]string) uint64 {
-	sum := fnv.New64a()
-	for _, name := range slices.Sorted(maps.Keys(annotations)) {
-		_, _ = fmt.Fprintf(sum, "%q=%q,", name, annotations[name])
-	}
-	return sum.Sum64()
 }
 
 // ofPods returns the names of the annotations that are the same for all remotes.

@@ -1,9 +1,6 @@
 package policy
 
 import (
-	"encoding/binary"
-	"fmt"
-	"hash/fnv"
 	"sync"
 	"time"
 )
@@ -41,18 +38,3 @@ func (r *removals) over(name string) {
 
 // objectOf names a set in keep.Overrides.
 func objectOf(name string) string { return "network set " + name }
-
-// fingerprint returns that of a desired object; 0: it must not exist.
-func fingerprint(o *Object) uint64 {
-	if o == nil {
-		return 0
-	}
-	sum := fnv.New64a()
-	_, _ = fmt.Fprintf(sum, "%q", []string{o.Identity.Cluster, o.Identity.Namespace, o.Identity.Name})
-	_ = binary.Write(sum, binary.BigEndian, int64(len(o.Addrs)))
-	for _, addr := range o.Addrs {
-		bytes := addr.As16()
-		_, _ = sum.Write(bytes[:])
-	}
-	return sum.Sum64()
-}

@@ -39,7 +39,7 @@ func (c *Controller) write(ctx context.Context, id Identity, have map[string]*Ob
 	var sizes []pace.Write
 	for _, change := range changes {
 		changed[change.Name] = true
-		if wait := c.past.Wait(time.Now(), id, objectOf(change.Name), fingerprint(change.Want)); wait > 0 {
+		if wait := c.past.Wait(time.Now(), id, objectOf(change.Name), keep.Fingerprint(change.Want)); wait > 0 {
 			waits = true
 			c.enqueueAfter(wait, id)
 			continue
@@ -211,7 +211,7 @@ func (w *writer) wrote(ctx context.Context, verb string, c Change, set *calico.G
 		w.c.ledger.Wrote(&o)
 		w.c.owned.give(c.Name, w.id)
 	}
-	w.c.past.Wrote(ctx, time.Now(), w.id, objectOf(c.Name), fingerprint(c.Want), stored)
+	w.c.past.Wrote(ctx, time.Now(), w.id, objectOf(c.Name), keep.Fingerprint(c.Want), stored)
 	w.c.removals.over(c.Name)
 	if !stored { // No event says that it is to be written again.
 		w.c.enqueueAfter(keep.LongestWait, w.id)

@@ -225,16 +225,9 @@ const PodSubnetsMap = manifests.PodSubnetsMap
 
 // SubnetMap returns the virtual subnets of a cluster's pods; none if the setting is invalid,
 // which ParseSettings rejects.
-func (s Settings) SubnetMap() config.SubnetMap { return s.subnetMap(PodSubnetsMap) }
-
-// SubnetMapOf is SubnetMap of a remote, as the cluster knows it.
-func (s Settings) SubnetMapOf(remote cluster.Name) config.SubnetMap {
-	return s.subnetMap(remote.Variables() + SubnetMap)
-}
-
-func (s Settings) subnetMap(variable string) config.SubnetMap {
+func (s Settings) SubnetMap() config.SubnetMap {
 	var m config.SubnetMap
-	if text := s[variable]; text == "" || len(text) > maxMap || m.Decode(text) != nil {
+	if text := s[PodSubnetsMap]; text == "" || len(text) > maxMap || m.Decode(text) != nil {
 		return nil
 	}
 	return m

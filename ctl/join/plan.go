@@ -206,23 +206,12 @@ func join(prefixes []netip.Prefix) string {
 func without(have inspect.Settings, remote cluster.Name) inspect.Settings {
 	want := maps.Clone(have)
 	for key := range want {
-		if strings.HasPrefix(key, remote.Variables()+"_") && !belongsToLonger(key, remote, have) {
+		if manifests.RemoteOf(key, append(have.Remotes(), remote)) == remote {
 			delete(want, key)
 		}
 	}
 	want["SEMAPHORE_REMOTES"] = list(slices.DeleteFunc(have.Remotes(), func(n cluster.Name) bool { return n == remote }))
 	return want
-}
-
-// belongsToLonger reports whether a setting belongs to another remote, whose name begins
-// with this one's.
-func belongsToLonger(key string, remote cluster.Name, have inspect.Settings) bool {
-	for _, other := range have.Remotes() {
-		if len(other) > len(remote) && strings.HasPrefix(key, other.Variables()+"_") {
-			return true
-		}
-	}
-	return false
 }
 
 // zones returns the DNS zones of a cluster's remotes, and that of imports.

@@ -38,7 +38,7 @@ func (c *Cluster) Values() (map[string]any, error) {
 		if name == "SEMAPHORE_CLUSTER_NAME" || name == "SEMAPHORE_REMOTES" {
 			continue
 		}
-		remote := remoteOf(name, c.Remotes)
+		remote := RemoteOf(name, c.Remotes)
 		if remote == "" {
 			if value := known.settings[name].parse(text); value != nil {
 				own[known.settings[name].key] = value
@@ -128,8 +128,9 @@ func image(name string) object {
 	return object{"registry": "", "repository": repository, "tag": tag, "digest": digest}
 }
 
-// remoteOf returns the remote whose setting a variable is: of those whose names begin alike the longest.
-func remoteOf(variable string, remotes []cluster.Name) (found cluster.Name) {
+// RemoteOf returns the remote whose setting a variable is: of those whose names begin alike the longest; empty:
+// it is a cluster's own.
+func RemoteOf(variable string, remotes []cluster.Name) (found cluster.Name) {
 	for _, remote := range remotes {
 		if len(remote) > len(found) && strings.HasPrefix(variable, remote.Variables()+"_") {
 			found = remote

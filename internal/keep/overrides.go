@@ -2,6 +2,8 @@ package keep
 
 import (
 	"context"
+	"encoding/json"
+	"hash/fnv"
 	"log/slog"
 	"slices"
 	"strings"
@@ -79,8 +81,16 @@ func NewOverrides[K comparable](logger *slog.Logger) *Overrides[K] {
 	return &Overrides[K]{log: logger, rare: rate.Sometimes{First: 3, Interval: time.Minute}, last: map[K]map[string]*written{}, many: manyWrites}
 }
 
+// Fingerprint returns that of what is written, which can't be invalid JSON.
+func Fingerprint(want any) uint64 {
+	text, _ := json.Marshal(want)
+	sum := fnv.New64a()
+	_, _ = sum.Write(text)
+	return sum.Sum64()
+}
+
 // Wait returns how long a write must wait; 0: it may be made now. Want is a fingerprint of what is
-// written, 0 for a deletion.
+// written.
 func (o *Overrides[K]) Wait(now time.Time, key K, object string, want uint64) time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"hash/fnv"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -66,7 +65,7 @@ func (c *Controller) change(ctx context.Context, key Key, have *v1alpha1.Wiregua
 	size := 0
 	if want != nil {
 		o := c.object(key, want)
-		wanted, size = fingerprint(o), sizeOf(o)
+		wanted, size = keep.Fingerprint([]any{o.Labels[v1alpha1.ClusterLabel], o.Spec}), sizeOf(o)
 	}
 	if wait := past.Wait(time.Now(), key, key.Object, wanted); wait > 0 {
 		c.pace.Take(key)
@@ -155,13 +154,4 @@ func sizeOf(o *v1alpha1.WireguardPeers) int {
 	const rest = 150           // UID, time of creation, generation
 	text, _ := json.Marshal(o) // it can't be invalid JSON, either
 	return rest + len(text)
-}
-
-// fingerprint returns a hash of what is written of an object.
-func fingerprint(o *v1alpha1.WireguardPeers) uint64 {
-	// Neither a spec nor a label can be invalid JSON.
-	text, _ := json.Marshal([]any{o.Labels[v1alpha1.ClusterLabel], o.Spec})
-	sum := fnv.New64a()
-	_, _ = sum.Write(text)
-	return sum.Sum64()
 }
