@@ -6,48 +6,29 @@ import (
 )
 
 func TestBackoffGrowsWithinItsBounds(t *testing.T) {
-	b := Backoff{Min: time.Second, Max: 30 * time.Second}
 	for range 100 {
-		b.Reset()
-		step := time.Second
+		b, step, seen := Backoff(time.Second, 30*time.Second), time.Second, map[time.Duration]bool{}
 		for attempt := range 80 {
-			got := b.Next()
-			if got < step || got > min(step+step/2, 30*time.Second) {
+			got := b.Step()
+			if got < step || got > step+step/2 {
 				t.Fatalf("wait %d = %v, want from %v to half as much again", attempt, got, step)
 			}
-			step = min(2*step, 20*time.Second)
+			seen[got], step = true, min(2*step, 20*time.Second)
 		}
-	}
-}
-
-func TestBackoffIsSpreadAtItsLimit(t *testing.T) {
-	b := Backoff{Min: time.Second, Max: 30 * time.Second}
-	seen := map[time.Duration]bool{}
-	for range 50 {
-		seen[b.Next()] = true
-	}
-	if len(seen) < 40 {
-		t.Errorf("only %d different waits of 50", len(seen))
+		if len(seen) < 60 {
+			t.Errorf("only %d different waits of 80", len(seen))
+		}
 	}
 }
 
 func TestBackoffDefaults(t *testing.T) {
-	var b Backoff
-	if got := b.Next(); got < DefaultFirstWait || got > 2*DefaultFirstWait {
-		t.Errorf("first wait = %v, want about %v", got, DefaultFirstWait)
+	b := Backoff(0, 0)
+	if got := b.Step(); got < time.Second/2 || got > time.Second {
+		t.Errorf("first wait = %v", got)
 	}
 	for range 40 {
-		if got := b.Next(); got > DefaultLongestWait {
-			t.Fatalf("wait = %v, want at most %v", got, DefaultLongestWait)
-		}
-	}
-}
-
-func TestBackoffWithMinimumAboveMaximum(t *testing.T) {
-	b := Backoff{Min: time.Minute, Max: time.Second}
-	for range 10 {
-		if got := b.Next(); got != time.Minute {
-			t.Fatalf("wait = %v, want the minimum", got)
+		if got := b.Step(); got > time.Minute {
+			t.Fatalf("wait = %v", got)
 		}
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 )
 
@@ -59,7 +61,7 @@ type Config struct {
 // Loop calls Reconcile on triggers, periodically, and after back-off.
 type Loop struct {
 	cfg      Config
-	backoff  Backoff
+	backoff  wait.Backoff
 	outcomes *errlog.Log // of passes
 	spaced   time.Time   // end of the intervals of all passes
 	rested   time.Time   // end of the rests of all passes
@@ -72,10 +74,10 @@ type Loop struct {
 
 // NewLoop returns a loop.
 func NewLoop(cfg Config) *Loop {
-	l := &Loop{cfg: cfg, processor: processorTime, backoff: Backoff{Min: cfg.BackoffMin, Max: cfg.BackoffMax}, outcomes: &errlog.Log{
+	l := &Loop{cfg: cfg, processor: processorTime, backoff: Backoff(cfg.BackoffMin, cfg.BackoffMax), outcomes: &errlog.Log{
 		Logger: cfg.Logger, Level: slog.LevelError, Failing: "reconciliation failing", Over: "reconciliation recovered",
 	}}
-	l.cfg.BackoffMin, _ = l.backoff.bounds()
+	l.cfg.BackoffMin = l.backoff.Duration
 	return l
 }
 
@@ -146,9 +148,9 @@ func (l *Loop) wait(ctx context.Context, started time.Time, took time.Duration, 
 	switch {
 	case err != nil:
 		onEvent = latest(onEvent, ended.Add(l.cfg.BackoffMin))
-		unasked = time.After(time.Until(latest(onEvent, ended.Add(l.backoff.Next()))))
+		unasked = time.After(time.Until(latest(onEvent, ended.Add(l.backoff.Step()))))
 	default:
-		l.backoff.Reset()
+		l.backoff = Backoff(l.cfg.BackoffMin, l.cfg.BackoffMax)
 		if at := l.due(ended); !at.IsZero() {
 			unasked = time.After(time.Until(latest(onEvent, at)))
 		}

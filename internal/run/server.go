@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"golang.org/x/net/netutil"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/errlog"
 	"github.com/kube-semaphore/kube-semaphore/internal/reconcile"
@@ -50,7 +51,7 @@ type Server struct {
 	address string
 	http    http.Server
 	log     *slog.Logger
-	retry   reconcile.Backoff
+	retry   wait.Backoff
 	// outcomes are those of binding and of serving.
 	outcomes *errlog.Log
 
@@ -79,7 +80,7 @@ func newServer(cfg serverConfig) *Server {
 			ErrorLog:          slog.NewLogLogger(cfg.log.Handler(), slog.LevelWarn),
 			ConnState:         closeForeign,
 		},
-		retry:    reconcile.Backoff{Min: firstRetry, Max: longestRetry},
+		retry:    reconcile.Backoff(firstRetry, longestRetry),
 		outcomes: &errlog.Log{Logger: cfg.log, Level: slog.LevelWarn, Failing: "not listening, retrying"},
 		err:      errors.New("not started"),
 	}
@@ -118,7 +119,7 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 		s.note(ctx, nil, err)
 		select {
-		case <-time.After(s.retry.Next()):
+		case <-time.After(s.retry.Step()):
 		case <-ctx.Done():
 			return nil
 		}
@@ -176,7 +177,7 @@ func (s *Server) note(ctx context.Context, address net.Addr, err error) {
 	s.mu.Unlock()
 	s.outcomes.Note(ctx, err, "server", s.name)
 	if err == nil {
-		s.retry.Reset()
+		s.retry = reconcile.Backoff(firstRetry, longestRetry)
 		s.log.Info("listening", "server", s.name, "address", address.String())
 	}
 }

@@ -223,7 +223,7 @@ func TestTakenPortIsTriedAgain(t *testing.T) {
 			servers := NewServers(complete(ServersConfig{
 				ProbeAddress: "127.0.0.1:0", ListenAddress: address, Logger: slog.New(slog.NewTextHandler(&logged, nil)),
 			}))
-			servers.Status.retry = reconcile.Backoff{Min: time.Millisecond, Max: time.Millisecond}
+			servers.Status.retry = reconcile.Backoff(time.Millisecond, time.Millisecond)
 			run(t, servers.Probes, servers.Status)
 			polltest.Until(t, time.Minute, "a warning", func() bool {
 				failing := servers.Failing()
@@ -337,7 +337,7 @@ func TestPortIsTakenWhenItGetsFree(t *testing.T) {
 	polltest.Until(t, time.Minute, "the second to be refused", func() bool { return strings.Contains(second.Err().Error(), "in use") })
 	refused := NewServers(complete(ServersConfig{ProbeAddress: "127.0.0.1:0", ListenAddress: "127.0.0.1:0"})).Status
 	for range 20 { // However often it was.
-		if wait := refused.retry.Next(); wait >= time.Second {
+		if wait := refused.retry.Step(); wait >= time.Second {
 			t.Fatalf("it tries again after %v", wait)
 		}
 	}

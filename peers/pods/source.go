@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 
@@ -62,7 +63,7 @@ type Source struct {
 	choice atomic.Pointer[ipam.Choice]
 	err    atomic.Pointer[error] // of the last choose
 	woken  chan struct{}
-	again  reconcile.Backoff // of choose
+	again  wait.Backoff // of choose
 
 	pods   *kube.Watch[Pod]
 	blocks *kube.Watch[netip.Prefix]
@@ -81,7 +82,7 @@ var errUnread = errors.New("not read yet")
 
 // New returns a source.
 func New(cfg Config) *Source {
-	s := &Source{cfg: cfg, woken: make(chan struct{}, 1), again: reconcile.Backoff{Min: chooseAgain, Max: rechooseInterval}}
+	s := &Source{cfg: cfg, woken: make(chan struct{}, 1), again: reconcile.Backoff(chooseAgain, rechooseInterval)}
 	switch cfg.Setting {
 	case ipam.Auto:
 	case ipam.Node, ipam.Calico, ipam.Cilium, ipam.OVN, ipam.Pods:
@@ -266,7 +267,7 @@ func (s *Source) choose(ctx context.Context) time.Duration {
 	if err != nil {
 		// A failed request doesn't change the choice.
 		s.err.Store(&err)
-		return s.again.Next()
+		return s.again.Step()
 	}
 	s.err.Store(nil)
 	choice := ipam.Choose(seen)
@@ -279,9 +280,9 @@ func (s *Source) choose(ctx context.Context) time.Duration {
 	case choice.Source != ipam.Node:
 		return 0
 	case len(seen.Forbidden) > 0 || len(seen.PodCIDRs) == 0:
-		return s.again.Next() // Permissions or prefixes may be added.
+		return s.again.Step() // Permissions or prefixes may be added.
 	}
-	s.again.Reset()
+	s.again = reconcile.Backoff(chooseAgain, rechooseInterval)
 	return rechooseInterval
 }
 
