@@ -29,6 +29,6 @@ func (r *Ruleset) attempts() []parts {
 	}
 	shared := len(r.sharedRules()) > 0
 	return slices.DeleteFunc(all, func(p parts) bool {
-		return len(r.Map) == 0 && !(p.rewrite && p.hairpin) || p.sources && !p.shared && !shared
+		return len(r.Map) == 0 && (!p.rewrite || !p.hairpin) || p.sources && !p.shared && !shared
 	})
 }
