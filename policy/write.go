@@ -32,7 +32,7 @@ const (
 
 // write makes the changes of a set in their order, except for those that must wait because the
 // last ones were undone: then it enqueues the set again. Those that wait for their turn make the
-// error wrap keep.ErrWaits. A change that fails doesn't stop the others.
+// error keep.ErrWaits, unless another change fails. A change that fails doesn't stop the others.
 func (c *Controller) write(ctx context.Context, id Identity, have map[string]*Observed, changes []Change) (waits bool, err error) {
 	changed := map[string]bool{}
 	var due []Change

@@ -76,10 +76,14 @@ const answerLimit = 10 * time.Second
 // another one, and none has.
 func (a *installation) unreached(ctx context.Context, c *cli.Cluster, f *inspect.Facts, gone string) error {
 	name := cluster.Name(gone)
-	if !slices.Contains(f.Installed.Settings.Remotes(), name) {
-		return nil // It will stay as it is.
-	}
 	server := f.Installed.Settings[name.Variables()+"_API_URL"]
+	if !slices.Contains(f.Installed.Settings.Remotes(), name) {
+		of := a.releases[f.Name].remote(name)
+		if of == nil {
+			return nil // It will stay as it is.
+		}
+		server, _ = of["apiURL"].(string) // of a join that has failed
+	}
 	if server == "" {
 		return fmt.Errorf("%s: it reads %s with a kubeconfig, whose server can't be checked", c.Name, gone)
 	}

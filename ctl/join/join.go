@@ -476,7 +476,14 @@ func (a *installation) owned(ctx context.Context, i int) []fault {
 	if err == nil {
 		var want map[string]any
 		if want, err = a.wanted[i].Values(); err == nil {
-			maps.DeleteFunc(want, func(key string, value any) bool { return !lacks[key] && reflect.DeepEqual(value, have[key]) })
+			differ := len(want)
+			maps.DeleteFunc(want, func(key string, value any) bool {
+				if reflect.DeepEqual(value, have[key]) {
+					differ--
+					return !lacks[key]
+				}
+				return false
+			})
 			if len(want) == 0 {
 				return nil
 			}
@@ -485,6 +492,10 @@ func (a *installation) owned(ctx context.Context, i int) []fault {
 				a.Say("%s: values of the chart that differ from what is installed:", f.Name)
 				for line := range strings.Lines(string(text)) {
 					a.Say("  %s", strings.TrimSuffix(line, "\n"))
+				}
+				if differ == 0 { // It may have the same under other names.
+					return []fault{{cluster: f.Name, what: "it is installed by " + f.Installed.Owner + ", and has no objects that the values above make", warning: true,
+						remedy: "set them there, unless it has the same by other means"}}
 				}
 				return []fault{{cluster: f.Name, what: "it is installed by " + f.Installed.Owner + ", which would set changes back",
 					remedy: "set the values above there, and join again: then tokens are handed over"}}

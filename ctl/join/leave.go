@@ -65,9 +65,8 @@ func (a *installation) separate(ctx context.Context, from func(*inspect.Facts) (
 		names, asked := from(f)
 		plans[i] = plan(f, names)
 		// A join that has failed may have created accounts for a cluster that no program knows.
-		named, _ := a.releases[f.Name].values()["remotes"].(map[string]any)
 		for _, remote := range names {
-			plans[i].started = plans[i].started || named[string(remote)] != nil
+			plans[i].started = plans[i].started || a.releases[f.Name].remote(remote) != nil
 		}
 		// Without programs it is the rest of an interrupted run.
 		plans[i].entirely = plans[i].entirely && (asked || plans[i].joined || plans[i].started || len(f.Installed.Tools) == 0)
@@ -107,6 +106,9 @@ func (a *installation) mayLeave(ctx context.Context) error {
 	lacking := make([][]fault, len(a.facts))
 	_ = a.each(func(i int, c *cli.Cluster) error {
 		if a.facts[i].Version != "" {
+			if a.releases[c.Name].last == nil && len(a.facts[i].Installed.Tools) > 0 {
+				a.facts[i].ReadPodPrefixes(ctx, c) // The release will be recorded from what is found.
+			}
 			a.objects[i] = a.removed(i)
 			lacking[i] = rightsToLeave(ctx, c, a.facts[i], a.objects[i])
 		}

@@ -119,8 +119,8 @@ func stored(ctx context.Context, c *cli.Cluster, of string) error {
 }
 
 // settleRelays waits, after the rollout of the programs, until semaphore-relay has stored the nodes of
-// the joined clusters, and removes it where agents don't read its objects. Until then agents keep the
-// peers that they have on disk.
+// the joined clusters, and removes it where neither agents read its objects nor anything keeps it. Until
+// then agents keep the peers that they have on disk.
 func (a *installation) settleRelays(ctx context.Context) error {
 	return a.each(func(i int, c *cli.Cluster) error {
 		f := a.facts[i]

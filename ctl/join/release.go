@@ -37,6 +37,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
+	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
 // installed is the release of the chart in a cluster.
@@ -151,6 +152,13 @@ func fit(secrets ...corev1.Secret) error {
 	return nil
 }
 
+// remote returns the values of a remote in the last revision, also where that has failed; nil: there are none.
+func (r *installed) remote(name cluster.Name) map[string]any {
+	remotes, _ := r.values()["remotes"].(map[string]any)
+	of, _ := remotes[string(name)].(map[string]any)
+	return of
+}
+
 // values are those of the last revision.
 func (r *installed) values() map[string]any {
 	if r == nil || r.last == nil {
@@ -235,7 +243,8 @@ func (r *installed) made(ctx context.Context) ([]string, error) {
 	completed := 0
 	for _, one := range all {
 		if revision, is := one.(*release.Release); is && revision.Info != nil {
-			if of[revision.Version] = revision.Manifest; revision.Info.Status == releasecommon.StatusDeployed {
+			of[revision.Version] = revision.Manifest
+			if slices.Contains([]releasecommon.Status{releasecommon.StatusDeployed, releasecommon.StatusSuperseded}, revision.Info.Status) {
 				completed = max(completed, revision.Version)
 			}
 		}

@@ -54,7 +54,6 @@ func ofBoth(f *inspect.Facts) (w wants) {
 		w.add("default", "", "create", "services")
 	}
 	w.add("", "", "list", "nodes")
-	w.add("kube-system", "", "list", "pods")
 	w.add("", "", "get", "namespaces")
 	w.add("kube-system", "", "get list", "configmaps")
 	for _, namespace := range []string{cli.Namespace, "kube-system"} {
@@ -70,7 +69,7 @@ func ofBoth(f *inspect.Facts) (w wants) {
 // install or remove semaphore-relay.
 func rights(ctx context.Context, c *cli.Cluster, f *inspect.Facts, objects []*unstructured.Unstructured, relay bool) []fault {
 	w := ofBoth(f)
-	w.add("kube-system", "", "create get deletecollection", "pods")
+	w.add("kube-system", "", "create get list deletecollection", "pods")
 	w.add("kube-system", "", "create update", "configmaps")
 	w.add(cli.Namespace, "", "create", "serviceaccounts/token")
 	// What programs report of their new credentials: one of two ways is enough.

@@ -320,7 +320,6 @@ func TestTurnsOfAKey(t *testing.T) {
 	})
 }
 
-// TestObjectThatIsReplaced is deleted, and created again with the same name.
 // TestOneObjectOfTwoKeys: two sets of policy may want an object of the same name, before one of them has it.
 func TestOneObjectOfTwoKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -344,6 +343,7 @@ func TestOneObjectOfTwoKeys(t *testing.T) {
 	})
 }
 
+// TestObjectThatIsReplaced is deleted, and created again with the same name.
 func TestObjectThatIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := New(Config[string]{Cluster: Limit{1000, 1000}, Total: Limit{2000, 2000}, Ready: func(string) {}})
