@@ -186,9 +186,12 @@ func (d *draining) whileDrained(ctx context.Context) (err error) {
 // watch notes when requests of services leave the drained cluster, until all have.
 func (o *other) watch(ctx context.Context, which string, began time.Time) {
 	before := o.beside
+	o.unread = errors.New("no answer")
 	_ = wait.PollUntilContextCancel(ctx, lookEvery, true, func(ctx context.Context) (bool, error) {
 		if err := o.look(ctx, which); err != nil {
-			o.unread = err
+			if ctx.Err() == nil { // else the time is over, and the last answer counts
+				o.unread = err
+			}
 			return false, nil
 		}
 		o.unread = nil
