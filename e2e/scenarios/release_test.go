@@ -214,15 +214,16 @@ func TestRelease(t *testing.T) {
 		}
 	})
 	t.Run("an API comes and goes", func(t *testing.T) {
-		for _, file := range []string{"v3.yaml", "pools.yaml"} {
-			must(t, aws.Apply(t.Context(), "../../policy/testdata/"+file))
+		files := []string{filepath.Join(filepath.Dir(deployFolder(t)), "policy", "testdata", "v3.yaml"), filepath.Join(filepath.Dir(deployFolder(t)), "policy", "testdata", "pools.yaml")}
+		for _, file := range files {
+			must(t, aws.Apply(t.Context(), file))
 		}
 		must(t, s.run(t, join.Join, ""))
 		if everything(t, clusters)["aws ippools.projectcalico.org /remote-gcp"] == nil {
 			t.Error("aws has no IP pool for gcp")
 		}
-		for _, file := range []string{"v3.yaml", "pools.yaml"} {
-			out, err := aws.Kubectl(t.Context(), "delete", "-f", "../../policy/testdata/"+file)
+		for _, file := range files {
+			out, err := aws.Kubectl(t.Context(), "delete", "-f", file)
 			if err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
