@@ -108,7 +108,7 @@ func attacks() []attack {
 			return `{"type":"ADDED","object":` + hostileNode(i, `"status":{"nodeInfo":{"kubeletVersion":"v1"}}`) + "}\n"
 		}), media: typeJSON, want: "objects, twice the maximum"},
 		{name: "streamed list of endless versions", watch: numbered("", func(i int) string {
-			return `{"type":"ADDED","object":{"kind":"Node","metadata":{"name":"n` + strconv.Itoa(i) + `","resourceVersion":"` + strings.Repeat("5", 1<<20) + `"}}}` + "\n"
+			return `{"type":"ADDED","object":{"kind":"Node","metadata":{"name":"n` + strconv.Itoa(i) + `","resourceVersion":"` + strings.Repeat("5", 16<<10) + `"}}}` + "\n"
 		}), media: typeJSON, want: "objects, twice the maximum"},
 		{name: "endless error", list: endless(`{"kind":"Status","message":"`, "x"), media: typeJSON, code: http.StatusInternalServerError, want: "an error on the server"},
 		{name: "endless error in YAML", list: endless("a: ", "x"), media: "application/yaml", code: http.StatusForbidden, want: "xxx"},
