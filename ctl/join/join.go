@@ -469,20 +469,18 @@ func (a *installation) owned(ctx context.Context, i int) []fault {
 		return nil
 	}
 	have, err := a.present(i).Values()
-	var lacks map[string]bool
+	var absent map[string]bool
 	if err == nil {
-		lacks, err = a.lacks(ctx, i)
+		absent, err = a.absent(ctx, i)
 	}
 	if err == nil {
 		var want map[string]any
 		if want, err = a.wanted[i].Values(); err == nil {
-			differ := len(want)
+			differs := false
 			maps.DeleteFunc(want, func(key string, value any) bool {
-				if reflect.DeepEqual(value, have[key]) {
-					differ--
-					return !lacks[key]
-				}
-				return false
+				equal := reflect.DeepEqual(value, have[key])
+				differs = differs || !equal
+				return equal && !absent[key]
 			})
 			if len(want) == 0 {
 				return nil
@@ -493,7 +491,7 @@ func (a *installation) owned(ctx context.Context, i int) []fault {
 				for line := range strings.Lines(string(text)) {
 					a.Say("  %s", strings.TrimSuffix(line, "\n"))
 				}
-				if differ == 0 { // It may have the same under other names.
+				if !differs { // It may have the same under other names.
 					return []fault{{cluster: f.Name, what: "it is installed by " + f.Installed.Owner + ", and has no objects that the values above make", warning: true,
 						remedy: "set them there, unless it has the same by other means"}}
 				}
@@ -505,16 +503,16 @@ func (a *installation) owned(ctx context.Context, i int) []fault {
 	return []fault{{cluster: f.Name, what: fmt.Sprintf("the values of its chart: %v", err)}}
 }
 
-// lacks returns the values whose objects a cluster doesn't have, of those that are chosen by what was found in
+// absent returns the values whose objects a cluster doesn't have, of those that are chosen by what was found in
 // it: nothing that is installed shows these.
-func (a *installation) lacks(ctx context.Context, i int) (map[string]bool, error) {
+func (a *installation) absent(ctx context.Context, i int) (map[string]bool, error) {
 	bare := *a.wanted[i]
 	bare.PodPrefixes, bare.Pools = "", schema.GroupVersion{}
 	others, err := bare.Render()
 	if err != nil {
 		return nil, err
 	}
-	lacks := map[string]bool{}
+	absent := map[string]bool{}
 	for _, o := range a.objects[i] {
 		if slices.ContainsFunc(others, func(x *unstructured.Unstructured) bool {
 			return x.GetKind() == o.GetKind() && x.GetName() == o.GetName()
@@ -530,10 +528,10 @@ func (a *installation) lacks(ctx context.Context, i int) (map[string]bool, error
 			key = "calico"
 		}
 		if apierrors.IsNotFound(err) {
-			lacks[key] = true
+			absent[key] = true
 		} else if err != nil {
 			return nil, fmt.Errorf("read %s %s: %w", o.GetKind(), o.GetName(), err)
 		}
 	}
-	return lacks, nil
+	return absent, nil
 }

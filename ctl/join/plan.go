@@ -204,12 +204,8 @@ func join(prefixes []netip.Prefix) string {
 
 // without returns the settings of a cluster without a remote.
 func without(have inspect.Settings, remote cluster.Name) inspect.Settings {
-	want := maps.Clone(have)
-	for key := range want {
-		if manifests.RemoteOf(key, append(have.Remotes(), remote)) == remote {
-			delete(want, key)
-		}
-	}
+	want, remotes := maps.Clone(have), append(have.Remotes(), remote)
+	maps.DeleteFunc(want, func(key, _ string) bool { return manifests.RemoteOf(key, remotes) == remote })
 	want["SEMAPHORE_REMOTES"] = list(slices.DeleteFunc(have.Remotes(), func(n cluster.Name) bool { return n == remote }))
 	return want
 }

@@ -210,11 +210,11 @@ const helmManager = "helm"
 
 var setManager = sync.OnceFunc(func() { kube.ManagedFieldsManager = helmManager })
 
-func (r *installed) configuration(ctx context.Context, reached func() error) (*action.Configuration, error) {
+func (r *installed) configuration(ctx context.Context, reached func() error) (*action.Configuration, *phased, error) {
 	setManager()
 	transport, err := rest.TransportFor(r.c.Config)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	client := kube.New(getter{ctx, r.c, &rest.Config{
 		Host: r.c.Config.Host, APIPath: r.c.Config.APIPath, Transport: during{ctx, transport}, QPS: -1, Burst: -1, WarningHandlerWithContext: r.c.Config.WarningHandlerWithContext,
@@ -225,11 +225,11 @@ func (r *installed) configuration(ctx context.Context, reached func() error) (*a
 	phases := &phased{Client: client, ctx: ctx, c: r.c, reached: reached}
 	if r.last != nil {
 		if phases.made, err = r.made(ctx); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	configuration.Releases, configuration.KubeClient, configuration.Capabilities = r.storage(ctx), phases, manifests.Capabilities()
-	return configuration, nil
+	return configuration, phases, nil
 }
 
 // made returns the manifests of the last revision that was completed and of all later ones: each may have
@@ -262,7 +262,7 @@ func (r *installed) apply(ctx context.Context, values map[string]any, cleanup bo
 		return err
 	}
 	c.Metadata.Annotations = map[string]string{byAnnotation: manifests.Manager}
-	configuration, err := r.configuration(ctx, reached)
+	configuration, _, err := r.configuration(ctx, reached)
 	if err != nil {
 		return err
 	}
@@ -293,14 +293,11 @@ func (r *installed) uninstall(ctx context.Context) error {
 	if r.last == nil {
 		return nil
 	}
-	configuration, err := r.configuration(ctx, nil)
+	configuration, phases, err := r.configuration(ctx, nil)
 	if err != nil {
 		return err
 	}
-	if phases, is := configuration.KubeClient.(*phased); is {
-		err = phases.leave(nil)
-	}
-	if err == nil {
+	if err = phases.prune(nil); err == nil {
 		uninstall := action.NewUninstall(configuration)
 		uninstall.DisableHooks, uninstall.WaitStrategy = true, kube.HookOnlyStrategy
 		_, err = uninstall.Run(manifests.Release)
@@ -377,11 +374,11 @@ func (p *phased) Update(before, after kube.ResourceList, options ...kube.ClientU
 			return &kube.Result{}, err
 		}
 	}
-	return &kube.Result{}, p.leave(after)
+	return &kube.Result{}, p.prune(after)
 }
 
-// leave deletes what the release has besides some objects. Unlike Helm it fails if an object can't be read.
-func (p *phased) leave(stay kube.ResourceList) error {
+// prune deletes what the release has besides some objects. Unlike Helm it fails if an object can't be read.
+func (p *phased) prune(stay kube.ResourceList) error {
 	var errs []error
 	for _, made := range p.made {
 		all, err := p.Build(strings.NewReader(made), false)

@@ -74,8 +74,9 @@ func TestAdopted(t *testing.T) {
 	}
 }
 
-// TestSettle continues what was interrupted, but not what another client may still do.
-func TestSettle(t *testing.T) {
+// recorded returns a release of which an installation without Helm is the only revision.
+func recorded(t *testing.T) *installed {
+	t.Helper()
 	r := &installed{c: &cli.Cluster{Name: "aws", Client: fake.NewClientset()}}
 	values, err := sample().Values()
 	if err != nil {
@@ -84,6 +85,12 @@ func TestSettle(t *testing.T) {
 	if err := r.adopt(t.Context(), values); err != nil {
 		t.Fatal(err)
 	}
+	return r
+}
+
+// TestSettle continues what was interrupted, but not what another client may still do.
+func TestSettle(t *testing.T) {
+	r := recorded(t)
 	for name, c := range map[string]struct {
 		status releasecommon.Status
 		by     string
@@ -276,14 +283,7 @@ func TestOwned(t *testing.T) {
 
 // TestMade: each revision since the last completed one may have created objects.
 func TestMade(t *testing.T) {
-	r := &installed{c: &cli.Cluster{Name: "aws", Client: fake.NewClientset()}}
-	values, err := sample().Values()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.adopt(t.Context(), values); err != nil {
-		t.Fatal(err)
-	}
+	r := recorded(t)
 	for _, c := range []struct {
 		version int
 		status  releasecommon.Status
@@ -355,17 +355,16 @@ func TestLeftovers(t *testing.T) {
 		"a pool in both APIs": {object("crd.projectcalico.org/v1", "IPPool", "remote-gcp", "remote-merit"), object("projectcalico.org/v3", "IPPool", "remote-gcp"), "ippools remote-merit", ""},
 	} {
 		deleted = nil
-		configuration, err := r.configuration(t.Context(), nil)
+		_, phases, err := r.configuration(t.Context(), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		phases := configuration.KubeClient.(*phased)
 		phases.made = []string{c.made, c.made}
 		stay, err := phases.Build(strings.NewReader(c.stay), false)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		err = phases.leave(stay)
+		err = phases.prune(stay)
 		slices.Sort(deleted)
 		if got := strings.Join(slices.Compact(deleted), ", "); got != c.want {
 			t.Errorf("%s: deleted %q, expected %q", name, got, c.want)
