@@ -205,15 +205,6 @@ func TestMetricsExist(t *testing.T) {
 	}
 }
 
-func glob(t *testing.T, pattern string) []string {
-	t.Helper()
-	found, err := filepath.Glob(pattern)
-	if err != nil || len(found) == 0 {
-		t.Fatalf("%s: %d files, %v", pattern, len(found), err)
-	}
-	return found
-}
-
 // TestArgumentsOfTheImage checks that the Dockerfile has the documented build arguments.
 func TestArgumentsOfTheImage(t *testing.T) {
 	root, documents := texts(t)

@@ -215,26 +215,6 @@ func held(have map[string]*Observed) map[netip.Addr]bool {
 	return all
 }
 
-// TestMovedAddressesAreAlwaysInTheirSet moves an address between two objects of a set, from one of
-// which another address goes.
-func TestMovedAddressesAreAlwaysInTheirSet(t *testing.T) {
-	object := func(name string, list ...string) Object {
-		return Object{Name: name, Identity: gcp("a"), Addrs: addrs(list...)}
-	}
-	want := []Object{object("1", "10.4.0.1"), object("2", "10.4.0.2", "10.4.0.3")}
-	have := byName(ours("1", gcp("a"), "10.4.0.1", "10.4.0.2", "10.4.0.9"), ours("2", gcp("a"), "10.4.0.3"))
-	changes, again := Diff(have, want)
-	first := object("1", "10.4.0.1", "10.4.0.2")
-	if diff := cmp.Diff([]Change{{"1", have["1"], &first}, {"2", have["2"], &want[1]}}, changes, compareAddrs); diff != "" || !again {
-		t.Errorf("an address stays: %v; (-want +got):\n%s", again, diff)
-	}
-	have = made(have, changes)
-	changes, again = Diff(have, want)
-	if diff := cmp.Diff([]Change{{"1", have["1"], &want[0]}}, changes, compareAddrs); diff != "" || again {
-		t.Errorf("then an address stays: %v; (-want +got):\n%s", again, diff)
-	}
-}
-
 func (o *Object) addrs() []netip.Addr {
 	if o == nil {
 		return nil

@@ -291,7 +291,7 @@ func (h *history) goneAtOnce() {
 	}
 }
 
-// check compares the sets with the model, and with what the release before would write.
+// check compares the sets with the model.
 func (h *history) check() {
 	h.t.Helper()
 	has := map[member]bool{}
@@ -304,42 +304,5 @@ func (h *history) check() {
 	}
 	if failing := h.Status().Remotes; len(failing[0].Failing)+len(failing[1].Failing) > 0 {
 		h.t.Errorf("failing: %v, %v", failing[0].Failing, failing[1].Failing)
-	}
-	for i := range h.Remotes {
-		h.oracle(&h.Remotes[i].Rules)
-	}
-}
-
-func (h *history) oracle(rules *Rules) {
-	members := newOldMembers(*rules)
-	for _, p := range h.remote[rules.Cluster] {
-		if trimmed, labelled := PodFor(podLabel)(p); labelled {
-			members.Update(nil, &trimmed)
-		}
-	}
-	all, sets := map[string]*Observed{}, map[Identity]map[string]*Observed{}
-	for _, set := range kubetest.All[calico.GlobalNetworkSet](h.sets, kube.NetworkSets, "") {
-		o := domain().observe(&set)
-		all[o.Name] = &o
-		if o.Owned && o.Identity.Cluster == rules.Cluster {
-			if sets[o.Identity] == nil {
-				sets[o.Identity] = map[string]*Observed{}
-			}
-			sets[o.Identity][o.Name] = &o
-		}
-	}
-	for id := range members.sets {
-		if sets[id] == nil {
-			sets[id] = nil
-		}
-	}
-	for id, have := range sets {
-		want, err := oldDesired(&oldView{
-			ID: id, Addrs: members.Addrs(id), Have: have, Names: map[int]string{}, Size: h.ShardSize,
-			Taken: func(name string) bool { return all[name] != nil && have[name] == nil },
-		})
-		if changes, again := Diff(have, want); err != nil || again || len(changes) > 0 {
-			h.t.Errorf("%v: the release before writes %+v: %v", id, changes, err)
-		}
 	}
 }

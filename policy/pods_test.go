@@ -41,7 +41,7 @@ func addrs(list ...string) []netip.Addr {
 }
 
 // TestPodIndex adds, changes and removes pods at random: the sets that update returns are those
-// that have changed, and the index is that of the release before, from scratch.
+// that have changed, and the index is that of the pods that are left, from scratch.
 func TestPodIndex(t *testing.T) {
 	for seed := range rounds(200, 20) {
 		random := rand.New(rand.NewPCG(uint64(seed), 0))
@@ -77,14 +77,17 @@ func TestPodIndex(t *testing.T) {
 				t.Fatalf("seed %d: sets that weren't returned (-now +known):\n%s", seed, diff)
 			}
 		}
-		oracle := newOldMembers(rules("10.4.0.0/16"))
+		fresh, want := newPodIndex(rules("10.4.0.0/16")), map[Identity][]netip.Addr{}
 		for _, p := range pods {
-			oracle.Update(nil, p)
+			fresh.update(nil, p)
 		}
-		if diff := cmp.Diff(oracle.holdAll(), known, compareAddrs); diff != "" {
-			t.Errorf("seed %d: sets (-oracle +index):\n%s", seed, diff)
+		for id := range fresh.sets {
+			want[id] = fresh.addresses(id)
 		}
-		for reason, skipped := range oracle.skipped {
+		if diff := cmp.Diff(want, known, compareAddrs); diff != "" {
+			t.Errorf("seed %d: sets (-fresh +index):\n%s", seed, diff)
+		}
+		for reason, skipped := range fresh.skipped {
 			if len(x.skipped[reason]) != len(skipped) {
 				t.Errorf("seed %d: %d pods are skipped, %s, want %d", seed, len(x.skipped[reason]), reason, len(skipped))
 			}
@@ -96,17 +99,6 @@ func TestPodIndex(t *testing.T) {
 			t.Errorf("seed %d: state is left without pods: %+v", seed, x)
 		}
 	}
-}
-
-// holdAll returns the addresses of all sets.
-func (m *oldMembers) holdAll() map[Identity][]netip.Addr {
-	all := map[Identity][]netip.Addr{}
-	for id := range m.sets {
-		if addrs := m.Addrs(id); len(addrs) > 0 {
-			all[id] = addrs
-		}
-	}
-	return all
 }
 
 // TestBoundsHoldWhateverHappens keeps a remote beyond its bounds.

@@ -519,28 +519,6 @@ func TestSetsOfAClusterThatIsNotConfiguredAreRemovedAfterAGrace(t *testing.T) {
 	}
 }
 
-// TestTakenNames reports what has the name of a set, until that is removed: the set keeps its own.
-func TestTakenNames(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		sets := kubetest.NewAPI()
-		theirs := networkSetNamed("a", nil, "192.0.2.1/32")
-		theirs.Name = "gcp-ns-a"
-		putSet(t, sets, theirs)
-		r := startRig(t, sets, nil)
-		r.put(t, "p", "a", "10.4.0.1")
-		elapse(time.Second)
-		got := r.Status().Remotes[0].Sets
-		if len(got) != 1 || !strings.HasPrefix(got[0].Object, "gcp-ns-a-") || !strings.HasSuffix(got[0].NameTaken, ": an object that isn't ours has the name gcp-ns-a") {
-			t.Errorf("sets %+v", got)
-		}
-		sets.Remove(kube.NetworkSets, "", "gcp-ns-a")
-		elapse(time.Second)
-		if now := r.Status().Remotes[0].Sets; len(now) != 1 || now[0].Object != got[0].Object || now[0].NameTaken != "" {
-			t.Errorf("sets %+v after the name became free", now)
-		}
-	})
-}
-
 // TestSetsOfADepartedClusterAreRemovedAtOnce starts with sets of clusters that left in order:
 // one is no longer configured, the other one still is.
 func TestSetsOfADepartedClusterAreRemovedAtOnce(t *testing.T) {
@@ -646,37 +624,6 @@ func TestStrayThatIsBeingDeletedIsEmptied(t *testing.T) {
 		elapse(time.Hour)
 		if seen := requests(sets); len(seen) != 1 || content(sets)["gcp-ns-a"] != "" {
 			t.Errorf("requests %v for a set that a finalizer keeps, which has %q", seen, content(sets)["gcp-ns-a"])
-		}
-	})
-}
-
-// TestExistingSetsComeFirstWithinBounds starts with one set, and pods of more sets than the bounds
-// allow.
-func TestExistingSetsComeFirstWithinBounds(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		sets := kubetest.NewAPI()
-		putSet(t, sets, networkSetNamed("z", labelsOf("z"), "10.4.0.26/32"))
-		r := startRig(t, sets, func(cfg *Config) {
-			pods := cfg.Remotes[0].Client
-			cfg.Remotes[0].Rules.MaxSets, cfg.Remotes[0].Rules.MaxAddresses = 3, 4
-			client, err := pods()
-			if err != nil {
-				t.Fatal(err)
-			}
-			for i := range 26 {
-				pod := podObject("ns", fmt.Sprint("p-", i), string(rune('a'+i)), "Running", fmt.Sprintf("10.4.0.%d", i+1))
-				if _, err := client.Pods("ns").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
-					t.Fatal(err)
-				}
-			}
-		})
-		got := content(r.sets)
-		if len(got) != 3 || got["gcp-ns-z"] != "10.4.0.26/32" {
-			t.Errorf("sets %v, want the existing one and two more", got)
-		}
-		skipped := r.Status().Remotes[0].Skipped[string(ReasonTooManySets)]
-		if skipped == nil || skipped.Pods != 23 || !strings.Contains(r.log.String(), "reason=too_many_sets") {
-			t.Errorf("skipped %v, log:\n%s", skipped, r.log)
 		}
 	})
 }

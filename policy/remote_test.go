@@ -29,28 +29,6 @@ func still(t testing.TB, adjust func(*Config)) *Controller {
 	return c
 }
 
-// TestChangesOfSetsDontWaitForAPass holds the lock of a remote, as a long pass does, while
-// changes of its sets are added.
-func TestChangesOfSetsDontWaitForAPass(t *testing.T) {
-	c := still(t, nil)
-	r := c.remotes["merit"]
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		o := &Observed{Object: Object{Name: "merit-ns-a", Identity: Identity{"merit", "ns", "a"}}, Owned: true, UID: "u", ResourceVersion: "1"}
-		c.ledger.Wrote(o)
-		_ = c.follow(t.Context())
-		c.everything()
-	}()
-	select {
-	case <-done:
-	case <-time.After(time.Minute):
-		t.Fatal("waits for a remote's pass")
-	}
-}
-
 // TestSetsBeyondTheBoundsAreNotCompared adds many more sets to a remote than its bounds allow.
 func TestSetsBeyondTheBoundsAreNotCompared(t *testing.T) {
 	const most = 3

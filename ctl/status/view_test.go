@@ -1,7 +1,6 @@
 package status
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,11 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/fake"
 
-	"github.com/kube-semaphore/kube-semaphore/ctl/coredns"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/ctl/judge"
 	"github.com/kube-semaphore/kube-semaphore/internal/kube"
@@ -52,35 +47,6 @@ func TestView(t *testing.T) {
 			change: func(aws, _ *inspect.Cluster) { path(aws).Path.State, path(aws).Path.Sign = "down", "one_way" },
 			wrong:  []string{"udp-one-way: packets from aws-1 to gcp-1 are dropped, and those in the other direction aren't: aws-1 to gcp-1 at 10.66.0.1:51820: down one_way"},
 		},
-		"a node that doesn't forward": {
-			change: func(aws, _ *inspect.Cluster) { aws.Agents[0].Value.Forwarding.Off = []string{"net.ipv4.ip_forward=0"} },
-			wrong:  []string{"forwarding-off: aws-1 doesn't forward packets of its pods: net.ipv4.ip_forward=0"},
-		},
-		"packets that are stopped now, and some that were": {
-			change: func(aws, gcp *inspect.Cluster) {
-				n, lately, before := uint64(283), now.Add(-30*time.Second), now.Add(-2*time.Minute)
-				here, there := &aws.Agents[0].Value.Remotes[0], &gcp.Agents[0].Value.Remotes[0]
-				here.Stopped, here.LastStopped, here.Stopping = &n, &lately, true
-				there.Stopped, there.LastStopped = &n, &before
-			},
-			wrong: []string{"foreign-rule: aws-1 drops packets to pods of gcp that another program leads past the tunnel: 283 packets, the last one at 2026-01-02T03:03:35Z"},
-		},
-		"the name of a network set is taken": {
-			change: func(aws, _ *inspect.Cluster) {
-				sets := []statuspage.NetworkSet{{Object: "gcp-shop-db-1f2e3d", NameTaken: "the network set of gcp/shop/db is gcp-shop-db-1f2e3d: an object that isn't ours has the name gcp-shop-db"}, {Object: "gcp-shop-web"}}
-				aws.Policies = []inspect.Reported[statuspage.Policy]{{}}
-				aws.Policies[0].Value = &statuspage.Policy{Leading: true, Remotes: []statuspage.PolicyRemote{{Name: "gcp", Sets: sets}}}
-			},
-			wrong: []string{"set-name-taken: the network set gcp-shop-db-1f2e3d has another name than it would in aws: the network set of gcp/shop/db is gcp-shop-db-1f2e3d: an object that isn't ours has the name gcp-shop-db"},
-		},
-		"small packets only are a fault, but the path is up": {
-			change: func(aws, _ *inspect.Cluster) { path(aws).Path.SmallOnly = true },
-			wrong:  []string{"mtu-too-large: only small packets get from aws-1 to gcp-1 and back: probes of 1420 bytes, the MTU of wireguard.gcp, are lost"},
-		},
-		"an older agent": {
-			change: func(aws, _ *inspect.Cluster) { path(aws).Path, path(aws).Health = nil, "silent" },
-			wrong:  []string{"old-agent: the agent of aws-1 has a version that reports no paths: it has v1"},
-		},
 		"a state of a newer agent is not up": {
 			change:  func(aws, _ *inspect.Cluster) { path(aws).Path.State = "splendid" },
 			unknown: []string{"the path from aws-1 to gcp-1: answer"},
@@ -106,18 +72,6 @@ func TestView(t *testing.T) {
 				"aws: what semaphore-policy does: no replica reports that it leads",
 			},
 		},
-		"clusters that left": {
-			change: func(aws, _ *inspect.Cluster) {
-				aws.Mirrors = []inspect.Reported[statuspage.Mirror]{{}}
-				aws.Mirrors[0].Value = &statuspage.Mirror{
-					Leading: true, Former: []statuspage.FormerCluster{{Name: "merit", Services: 1, Slices: 2}}, Departed: []string{"gcp"},
-				}
-			},
-			wrong: []string{
-				"service-not-in-order: merit is no longer configured, and still has services in aws: merit is no longer configured: services (1) and endpoint slices (2) of it are left",
-				"service-not-in-order: services of gcp are ignored: gcp is in SEMAPHORE_DEPARTED_REMOTES and in SEMAPHORE_REMOTES",
-			},
-		},
 		"a token that is refused while its watch goes on": {
 			change: func(aws, _ *inspect.Cluster) {
 				refused := map[string]statuspage.CredentialCheck{"gcp": {Error: "get version: Unauthorized", Reason: kube.TokenRefused}}
@@ -128,39 +82,6 @@ func TestView(t *testing.T) {
 				}
 			},
 			wrong: []string{"token-refused: aws to gcp: the token is refused: semaphore-wireguard, with the credentials on disk: get version: Unauthorized (3 times)"},
-		},
-		"a program that can't read its own API server": {
-			change: func(aws, _ *inspect.Cluster) {
-				aws.Policies = []inspect.Reported[statuspage.Policy]{{}}
-				aws.Policies[0].Value = &statuspage.Policy{Leading: true, Credentials: map[string]statuspage.CredentialCheck{"aws": {Error: "forbidden"}}}
-			},
-			wrong: []string{"own-api-failing: aws: our programs can't read their own API server: semaphore-policy: forbidden"},
-		},
-		"a token that isn't renewed": {
-			change: func(aws, _ *inspect.Cluster) {
-				issued, expires := now.Add(-29*24*time.Hour), now.Add(24*time.Hour)
-				aws.Agents[0].Value.Credentials = map[string]statuspage.CredentialCheck{"gcp": {Issued: &issued, Expires: &expires}}
-			},
-			wrong: []string{"token-expiring: aws to gcp: the token on disk isn't renewed: semaphore-wireguard: it expires at 2026-01-03T03:04:05Z, in 24h0m0s"},
-		},
-		"a request that isn't answered": {
-			change: func(aws, _ *inspect.Cluster) {
-				aws.Agents[0].Value.Credentials = map[string]statuspage.CredentialCheck{"gcp": {Waiting: &now}}
-			},
-			unknown: []string{"aws: whether the API server of gcp answers semaphore-wireguard: no response to a request since 2026-01-02T03:04:05Z"},
-		},
-		"a request beside one that was answered lately": {
-			change: func(aws, _ *inspect.Cluster) {
-				lately := now.Add(-20 * time.Second)
-				aws.Agents[0].Value.Credentials = map[string]statuspage.CredentialCheck{"gcp": {Waiting: &now, Asked: &lately}}
-			},
-		},
-		"a request long after the last one": {
-			change: func(aws, _ *inspect.Cluster) {
-				before := now.Add(-time.Hour)
-				aws.Agents[0].Value.Credentials = map[string]statuspage.CredentialCheck{"gcp": {Waiting: &now, Asked: &before}}
-			},
-			unknown: []string{"aws: whether the API server of gcp answers semaphore-wireguard: no response to a request since 2026-01-02T03:04:05Z"},
 		},
 		"the leader answers": {
 			change: func(aws, _ *inspect.Cluster) {
@@ -189,40 +110,11 @@ func TestView(t *testing.T) {
 				"the path from gcp-2 to aws-2: no agent answers on gcp-2",
 			},
 		},
-		"names that CoreDNS doesn't serve": {
-			change: func(aws, _ *inspect.Cluster) {
-				mirrored(aws)
-				aws.DNS.Value, _ = coredns.Read(context.Background(), fake.NewClientset(&corev1.ConfigMap{
-					ObjectMeta: metav1.ObjectMeta{Name: "coredns", Namespace: "kube-system"}, Data: map[string]string{"Corefile": ".:53 {\n}\n"},
-				}))
-			},
-			wrong: []string{"coredns-block-missing: CoreDNS of aws serves no names of gcp: no server block for cluster.gcp"},
-		},
-		"a cluster without CoreDNS": {
-			change: func(aws, _ *inspect.Cluster) {
-				mirrored(aws)
-			},
-			unknown: []string{"aws: whether names of other clusters are resolved: kube-system has no CoreDNS, and the configuration of another DNS isn't read"},
-		},
-		"CoreDNS that can't be read": {
-			change: func(aws, _ *inspect.Cluster) {
-				mirrored(aws)
-				aws.DNS.Err = "forbidden"
-			},
-			unknown: []string{"aws: CoreDNS's configuration: forbidden"},
-		},
 		"settings that are invalid": {
 			change: func(aws, _ *inspect.Cluster) {
 				aws.Settings.Err = "ConfigMap sys-semaphore/semaphore: SEMAPHORE_REMOTES: no"
 			},
 			unknown: []string{"aws: its settings: ConfigMap sys-semaphore/semaphore: SEMAPHORE_REMOTES: no"},
-		},
-		"a node that is rejected": {
-			change: func(aws, _ *inspect.Cluster) {
-				r := &aws.Agents[0].Value.Remotes[0]
-				r.Peers, r.Rejected = r.Peers[1:], []statuspage.Rejection{{Node: "gcp-1", Reason: "public_key", Detail: "missing"}}
-			},
-			wrong: []string{"node-rejected: gcp-1 of gcp is rejected: public_key: missing"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -16,10 +16,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/mcs-api/config/crd"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1alpha1"
@@ -273,19 +271,13 @@ func TestImports(t *testing.T) {
 		name string
 		test func(b *importBed, t *testing.T)
 	}{
-		{"import of everything a Service has", (*importBed).testImport},
-		{"headless", (*importBed).testHeadlessImport},
-		{"conflicts", (*importBed).testImportConflicts},
 		{"the own export first", (*importBed).testOwnExportFirst},
 		{"one family", (*importBed).testFamilies},
 		{"restart", (*importBed).testImportRestart},
 		{"drift", (*importBed).testImportDrift},
 		{"foreign objects", (*importBed).testForeignImports},
-		{"invalid exports", (*importBed).testInvalidExports},
 		{"exports that finalizers hold", (*importBed).testHeldExports},
-		{"namespaces", (*importBed).testImportNamespaces},
 		{"namespaces of a remote", (*importBed).testNamespacesOfARemote},
-		{"a remote that comes and goes", (*importBed).testRemoteComesAndGoes},
 		{"missing rights", (*importBed).testMissingRights},
 		{"without the component", (*importBed).testWithoutComponent},
 		{"a policy that changes Services", (*importBed).testImportsChanged},
@@ -294,86 +286,6 @@ func TestImports(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(b, t) })
 	}
-}
-
-func (b *importBed) testImport(t *testing.T) {
-	const ns = "import"
-	b.namespace(t, ns, b.gcp, b.aws)
-	all := b.startAll(t, b.gcp, b.aws)
-	timeout, grpc, near := int32(10), "kubernetes.io/h2c", corev1.ServiceTrafficDistributionPreferClose
-	s := web("web", dual, ports(
-		corev1.ServicePort{Name: "tcp", Port: 42, Protocol: corev1.ProtocolTCP, AppProtocol: &grpc},
-		corev1.ServicePort{Name: "udp", Port: 42, Protocol: corev1.ProtocolUDP},
-		corev1.ServicePort{Name: "sctp", Port: 142, Protocol: corev1.ProtocolSCTP},
-	), func(s *corev1.Service) {
-		s.Labels, s.Annotations = map[string]string{"dummy": "service"}, map[string]string{"dummy": "service"}
-		s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
-		s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}}
-		s.Spec.TrafficDistribution = &near
-	})
-	must(t, putService(t.Context(), b.aws, ns, s, slice(s, "web-four", "10.4.0.1"), slice(s, "web-six", "fd00:10:4::1")))
-	seen, err := b.admins["gcp"].ServiceImports(ns).Watch(t.Context(), metav1.ListOptions{})
-	must(t, err)
-	defer seen.Stop()
-	b.export(t, b.aws, ns, "web", func(x *v1beta1.ServiceExport) {
-		x.Spec.ExportedLabels, x.Spec.ExportedAnnotations = map[string]string{"team": "a"}, map[string]string{"note": "b"}
-	})
-	x := b.exported(t, b.aws, ns, "web", "Valid=True Valid", "Ready=True Exported", "Conflict=False NoConflicts")
-	for _, c := range []*testbed.Cluster{b.gcp, b.aws} {
-		i := b.imported(t, c, ns, "web", b.origins(t, b.aws, ns)...)
-		derived, err := c.Client().CoreV1().Services(ns).Get(t.Context(), mcs.DerivedName(ns, "web"), metav1.GetOptions{})
-		must(t, err)
-		if i.Annotations["multicluster.kubernetes.io/derived-service"] != derived.Name {
-			t.Errorf("%s: annotations %v", c.Name, i.Annotations)
-		}
-		if !slices.Equal(i.Spec.IPs, derived.Spec.ClusterIPs) || !slices.Equal(i.Spec.IPFamilies, derived.Spec.IPFamilies) || len(i.Spec.IPs) != 2 {
-			t.Errorf("%s: addresses %v %v, those of the derived Service %v %v", c.Name, i.Spec.IPs, i.Spec.IPFamilies, derived.Spec.ClusterIPs, derived.Spec.IPFamilies)
-		}
-		if i.Spec.Type != v1beta1.ClusterSetIP || i.Spec.SessionAffinity != corev1.ServiceAffinityClientIP || *i.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds != timeout ||
-			*i.Spec.InternalTrafficPolicy != corev1.ServiceInternalTrafficPolicyCluster || *i.Spec.TrafficDistribution != near {
-			t.Errorf("%s: %+v", c.Name, i.Spec)
-		}
-		if len(i.Spec.Ports) != 3 || *i.Spec.Ports[0].AppProtocol != grpc || i.Spec.Ports[2].Protocol != corev1.ProtocolSCTP {
-			t.Errorf("%s: ports %+v", c.Name, i.Spec.Ports)
-		}
-		if i.Labels["team"] != "a" || i.Annotations["note"] != "b" || i.Labels["dummy"] != "" || i.Annotations["dummy"] != "" {
-			t.Errorf("%s: labels %v, annotations %v", c.Name, i.Labels, i.Annotations)
-		}
-		if st := i.Status; len(st.Clusters) != 1 || st.Clusters[0].Cluster != "aws" || st.EndpointSliceObjects != v1beta1.EndpointSliceObjectsPresent {
-			t.Errorf("%s: status %+v", c.Name, st)
-		}
-		for _, sl := range b.slices(t, c, ns, "web") {
-			if sl.Labels[discoveryv1.LabelServiceName] != derived.Name || sl.Labels[mcs.LabelSourceCluster] != "aws" || sl.Labels[discoveryv1.LabelManagedBy] != programs.ServiceMirror {
-				t.Errorf("%s: labels of a slice %v", c.Name, sl.Labels)
-			}
-		}
-	}
-	for _, i := range all {
-		before := i.still(t)
-		patchService(t, b.aws, ns, "web", `{"metadata":{"annotations":{"irrelevant":"`+i.cfg.Cluster+`"}}}`)
-		if n := i.still(t) - before; n != 0 {
-			t.Errorf("%s: %d writes for what is not imported", i.cfg.Cluster, n)
-		}
-	}
-	if first, ok := (<-seen.ResultChan()).Object.(*v1beta1.ServiceImport); !ok || first.Spec.Type != v1beta1.ClusterSetIP || len(first.Spec.Ports) != 3 || first.Labels["team"] != "a" {
-		t.Errorf("first seen as %+v", first)
-	}
-	// Exported labels change the generation of the export, and the import.
-	_, err = b.admins["aws"].ServiceExports(ns).Patch(t.Context(), "web", types.MergePatchType, []byte(`{"spec":{"exportedLabels":{"team":null,"other":"c"}}}`), metav1.PatchOptions{})
-	must(t, err)
-	wait(t, "other labels", func() error {
-		i, err := b.admins["gcp"].ServiceImports(ns).Get(t.Context(), "web", metav1.GetOptions{})
-		if err == nil && (i.Labels["other"] != "c" || i.Labels["team"] != "") {
-			err = fmt.Errorf("%v", i.Labels)
-		}
-		return err
-	})
-	if now := b.exported(t, b.aws, ns, "web", "Ready=True Exported"); now.Generation <= x.Generation {
-		t.Errorf("generation %d after %d", now.Generation, x.Generation)
-	}
-	b.unexport(t, b.aws, ns, "web")
-	b.gone(t, b.gcp, ns, "web")
-	b.gone(t, b.aws, ns, "web")
 }
 
 // origins returns the endpoints of Services in a cluster's namespace, as imported does.
@@ -390,90 +302,6 @@ func (b *importBed) origins(t *testing.T, c *testbed.Cluster, namespace string) 
 	}
 	slices.Sort(all)
 	return all
-}
-
-func (b *importBed) testHeadlessImport(t *testing.T) {
-	const ns = "headless"
-	b.namespace(t, ns, b.gcp, b.aws)
-	b.startAll(t, b.gcp, b.aws)
-	s := web("db", headless)
-	sl := slice(s, "db-1", "10.4.1.1", "10.4.1.2")
-	for i := range sl.Endpoints {
-		name := fmt.Sprintf("db-%d", i)
-		sl.Endpoints[i].Hostname = &name
-	}
-	must(t, putService(t.Context(), b.aws, ns, s, sl))
-	origin, err := b.aws.Client().CoreV1().Services(ns).Get(t.Context(), "db", metav1.GetOptions{})
-	must(t, err)
-	b.export(t, b.aws, ns, "db")
-	for _, c := range []*testbed.Cluster{b.gcp, b.aws} {
-		i := b.imported(t, c, ns, "db", b.origins(t, b.aws, ns)...)
-		if i.Spec.Type != v1beta1.Headless || len(i.Spec.IPs) > 0 || !slices.Equal(i.Spec.IPFamilies, origin.Spec.IPFamilies) {
-			t.Errorf("%s: %+v", c.Name, i.Spec)
-		}
-		all := b.slices(t, c, ns, "db")
-		if len(all) != 1 || *all[0].Endpoints[1].Hostname != "db-1" || all[0].Labels[discoveryv1.LabelServiceName] != "" {
-			t.Errorf("%s: slices %v", c.Name, all)
-		}
-	}
-	// The type follows the only export when its Service becomes another one.
-	must(t, removeService(t.Context(), b.aws, ns, "db"))
-	b.exported(t, b.aws, ns, "db", "Valid=False NoService")
-	b.gone(t, b.gcp, ns, "db")
-	s = web("db")
-	must(t, putService(t.Context(), b.aws, ns, s, slice(s, "db-2", "10.4.1.3")))
-	if i := b.imported(t, b.gcp, ns, "db", b.origins(t, b.aws, ns)...); i.Spec.Type != v1beta1.ClusterSetIP || len(i.Spec.IPs) == 0 {
-		t.Errorf("%+v", i.Spec)
-	}
-	b.unexport(t, b.aws, ns, "db")
-	b.gone(t, b.gcp, ns, "db")
-}
-
-func (b *importBed) testImportConflicts(t *testing.T) {
-	const ns = "conflicts"
-	b.namespace(t, ns, b.gcp, b.aws)
-	b.startAll(t, b.gcp, b.aws)
-	tcp := func(name string, port int32) corev1.ServicePort {
-		return corev1.ServicePort{Name: name, Protocol: corev1.ProtocolTCP, Port: port}
-	}
-	first, second := web("web", ports(tcp("http", 80), tcp("admin", 81))), web("web", ports(tcp("http", 8080), tcp("metrics", 82)), headless)
-	must(t, putService(t.Context(), b.aws, ns, first, slice(first, "web-1", "10.4.2.1")))
-	b.export(t, b.aws, ns, "web")
-	b.exported(t, b.aws, ns, "web", "Conflict=False NoConflicts")
-	before := b.imported(t, b.gcp, ns, "web", b.origins(t, b.aws, ns)...)
-	must(t, putService(t.Context(), b.gcp, ns, second, slice(second, "web-1", "10.2.2.1")))
-	b.export(t, b.gcp, ns, "web")
-	for _, c := range []*testbed.Cluster{b.gcp, b.aws} {
-		b.exported(t, c, ns, "web", "Valid=True Valid", "Conflict=True PortConflict,TypeConflict")
-		wait(t, "the union of ports", func() error {
-			i, err := b.admins[c.Name].ServiceImports(ns).Get(t.Context(), "web", metav1.GetOptions{})
-			if err != nil {
-				return err
-			}
-			var got []string
-			for _, p := range i.Spec.Ports {
-				got = append(got, fmt.Sprintf("%s %d", p.Name, p.Port))
-			}
-			want := map[string][]string{"aws": {"http 80", "admin 81", "metrics 82"}, "gcp": {"http 8080", "metrics 82", "http-80 80", "admin 81"}}
-			if !slices.Equal(got, want[c.Name]) || i.Spec.Type != v1beta1.ClusterSetIP || len(i.Status.Clusters) != 2 {
-				return fmt.Errorf("%+v", i)
-			}
-			return nil
-		})
-	}
-	// The older one leaves: the import stays, with its addresses.
-	b.unexport(t, b.aws, ns, "web")
-	b.exported(t, b.gcp, ns, "web", "Conflict=False NoConflicts")
-	wait(t, "the end of the older export", func() error {
-		i, err := b.admins["gcp"].ServiceImports(ns).Get(t.Context(), "web", metav1.GetOptions{})
-		if err == nil && (i.UID != before.UID || len(i.Status.Clusters) != 1) {
-			err = fmt.Errorf("%+v", i)
-		}
-		return err
-	})
-	b.unexport(t, b.gcp, ns, "web")
-	b.gone(t, b.gcp, ns, "web")
-	b.gone(t, b.aws, ns, "web")
 }
 
 // testFamilies exports a Service of one family to a cluster of the other one.
@@ -826,80 +654,6 @@ func (b *importBed) testForeignImports(t *testing.T) {
 	b.imported(t, b.gcp, ns, "db", "aws 10.4.6.2:8080")
 }
 
-func (b *importBed) testInvalidExports(t *testing.T) {
-	const ns = "invalid"
-	b.namespace(t, ns, b.gcp, b.aws)
-	b.startAll(t, b.gcp, b.aws)
-	b.export(t, b.aws, ns, "none")
-	b.exported(t, b.aws, ns, "none", "Valid=False NoService", "Ready=False Failed")
-	must(t, putService(t.Context(), b.aws, ns, web("away", func(s *corev1.Service) {
-		s.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "example.com"}
-	})))
-	b.export(t, b.aws, ns, "away")
-	b.exported(t, b.aws, ns, "away", "Valid=False InvalidServiceType", "Ready=False Failed")
-	// The namespace of mirrors is that of our own services.
-	b.namespace(t, home, b.aws)
-	s := web("inner")
-	must(t, putService(t.Context(), b.aws, home, s, slice(s, "inner-1", "10.4.7.1")))
-	b.export(t, b.aws, home, "inner")
-	b.exported(t, b.aws, home, "inner", "Valid=False InvalidServiceType")
-	must(t, removeService(t.Context(), b.aws, home, "inner"))
-	list, err := b.admins["gcp"].ServiceImports("").List(t.Context(), metav1.ListOptions{})
-	must(t, err)
-	for i := range list.Items {
-		if slices.Contains([]string{ns, home}, list.Items[i].Namespace) {
-			t.Errorf("%v", list.Items[i])
-		}
-	}
-}
-
-// testImportNamespaces deletes and creates a namespace with imports. Kubernetes' controller of
-// namespaces doesn't run: the test does what it would.
-func (b *importBed) testImportNamespaces(t *testing.T) {
-	const ns = "passing"
-	b.namespace(t, ns, b.aws)
-	i := b.start(t, b.gcp)
-	s := web("web")
-	must(t, putService(t.Context(), b.aws, ns, s, slice(s, "web-1", "10.4.8.1")))
-	b.export(t, b.aws, ns, "web")
-	i.still(t)
-	createNamespace(t, b.gcp, ns)
-	want := b.origins(t, b.aws, ns)
-	b.imported(t, b.gcp, ns, "web", want...)
-	b.quota(t, ns)
-	namespaces := b.gcp.Client().CoreV1().Namespaces()
-	must(t, namespaces.Delete(t.Context(), ns, metav1.DeleteOptions{}))
-	wait(t, "a terminating namespace", func() error {
-		n, err := namespaces.Get(t.Context(), ns, metav1.GetOptions{})
-		if err == nil && n.Status.Phase != corev1.NamespaceTerminating {
-			err = errors.New(string(n.Status.Phase))
-		}
-		return err
-	})
-	b.gone(t, b.gcp, ns, "web")
-	before := i.still(t)
-	s.Spec.Ports[0].Port++
-	must(t, putService(t.Context(), b.aws, ns, s))
-	time.Sleep(2 * time.Second)
-	if n := i.still(t) - before; n != 0 {
-		t.Errorf("%d writes in a namespace that is being deleted", n)
-	}
-	n, err := namespaces.Get(t.Context(), ns, metav1.GetOptions{})
-	must(t, err)
-	n.Spec.Finalizers = nil
-	_, err = namespaces.Finalize(t.Context(), n, metav1.UpdateOptions{})
-	must(t, err)
-	wait(t, "the end of the namespace", func() error {
-		_, err := namespaces.Get(t.Context(), ns, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return cmpErr(err)
-	})
-	createNamespace(t, b.gcp, ns)
-	b.imported(t, b.gcp, ns, "web", want...)
-}
-
 // testMissingRights takes the right to read exports of aws away.
 func (b *importBed) testMissingRights(t *testing.T) {
 	const ns = "rights"
@@ -1119,57 +873,6 @@ func (b *importBed) testImportsRefused(t *testing.T) {
 	check("", 2, zone)
 }
 
-// testRemoteComesAndGoes kills the API server of aws again and again, and restarts the
-// controller of gcp while it is down: imports and derived Services stay as they are. So do the
-// endpoints, except those of a stale cluster beside others.
-func (b *importBed) testRemoteComesAndGoes(t *testing.T) {
-	const ns = "flaps"
-	b.namespace(t, ns, b.gcp, b.aws)
-	stale := func(cfg *mirror.Config) {
-		for i := range cfg.Remotes {
-			cfg.Remotes[i].StaleAfter = time.Second
-		}
-	}
-	i := b.start(t, b.gcp, stale)
-	for n, name := range []string{"one", "both"} {
-		s := web(name)
-		must(t, putService(t.Context(), b.aws, ns, s, slice(s, name+"-1", fmt.Sprintf("10.4.13.%d", n))))
-		b.export(t, b.aws, ns, name)
-	}
-	s := web("both")
-	must(t, putService(t.Context(), b.gcp, ns, s, slice(s, "both-1", "10.2.13.1")))
-	b.export(t, b.gcp, ns, "both")
-	b.imported(t, b.gcp, ns, "one", "aws 10.4.13.0:8080")
-	b.imported(t, b.gcp, ns, "both", "aws 10.4.13.1:8080", "gcp 10.2.13.1:8080")
-	i.still(t)
-	imports, services, endpointSlices := b.admins["gcp"].ServiceImports(ns), b.gcp.Client().CoreV1().Services(ns), b.gcp.Client().DiscoveryV1().EndpointSlices(ns)
-	seen := record(t,
-		recorded{"import", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return imports.List(ctx, o) }, imports.Watch},
-		recorded{"service", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return services.List(ctx, o) }, services.Watch},
-		recorded{"slice", func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			return endpointSlices.List(ctx, o)
-		}, endpointSlices.Watch},
-	)
-	for round := range 4 {
-		b.aws.StopAPI()
-		if round%2 == 1 {
-			i.stop()
-			i = b.start(t, b.gcp, stale)
-		}
-		time.Sleep(2 * time.Second)
-		must(t, b.aws.StartAPI(t.Context()))
-		b.imported(t, b.gcp, ns, "both", "aws 10.4.13.1:8080", "gcp 10.2.13.1:8080")
-	}
-	b.imported(t, b.gcp, ns, "one", "aws 10.4.13.0:8080")
-	i.still(t)
-	seen.end(t)
-	seen.replay(func(v version, _ state) {
-		if sl, is := v.object.(*discoveryv1.EndpointSlice); !is || sl.Labels[mcs.LabelServiceName] != "both" || sl.Labels[mcs.LabelSourceCluster] != "aws" {
-			t.Errorf("%s %s: %+v", v.event, v.key, v.object)
-		}
-	})
-}
-
 // testLaterCRDs installs the CRDs in merit while controllers run there and elsewhere.
 func (b *importBed) testLaterCRDs(t *testing.T) {
 	const ns = "later"
@@ -1255,37 +958,4 @@ func TestImportsAmongControllers(t *testing.T) {
 	})
 	createNamespace(t, b.gcp, ns)
 	b.imported(t, b.gcp, ns, "web", "aws 10.4.0.1:8080")
-}
-
-// quota limits the Services of a namespace with the import web of aws, until there is room for that
-// of another one.
-func (b *importBed) quota(t *testing.T, ns string) {
-	t.Helper()
-	quotas := b.gcp.Client().CoreV1().ResourceQuotas(ns)
-	one := corev1.ResourceList{corev1.ResourceServices: resource.MustParse("1")}
-	q, err := quotas.Create(t.Context(), &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "few"}, Spec: corev1.ResourceQuotaSpec{Hard: one}}, metav1.CreateOptions{})
-	must(t, err)
-	// Kubernetes' controller of quotas doesn't run: it would count the import that is there.
-	q.Status = corev1.ResourceQuotaStatus{Hard: one, Used: one}
-	_, err = quotas.UpdateStatus(t.Context(), q, metav1.UpdateOptions{})
-	must(t, err)
-	s := web("second")
-	must(t, putService(t.Context(), b.aws, ns, s, slice(s, "second-1", "10.4.0.2")))
-	b.export(t, b.aws, ns, "second")
-	wait(t, "the condition", func() error {
-		i, err := b.admins["gcp"].ServiceImports(ns).Get(t.Context(), "second", metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		ready := meta.FindStatusCondition(i.Status.Conditions, "Ready")
-		if ready == nil || ready.Reason != "Pending" || !strings.Contains(ready.Message, "exceeded quota: few") {
-			return fmt.Errorf("%v", i.Status.Conditions)
-		}
-		t.Log(ready.Message)
-		return nil
-	})
-	must(t, quotas.Delete(t.Context(), "few", metav1.DeleteOptions{}))
-	b.imported(t, b.gcp, ns, "second", "aws 10.4.0.2:8080")
-	b.unexport(t, b.aws, ns, "second")
-	b.gone(t, b.gcp, ns, "second")
 }

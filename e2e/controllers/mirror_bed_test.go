@@ -66,12 +66,6 @@ func (b *mirrorBed) accountName(local bool) string {
 	return programs.ServiceMirror + "-remote"
 }
 
-// cluster returns a cluster by its name.
-func (b *mirrorBed) cluster(name string) *testbed.Cluster {
-	all := b.all()
-	return all[slices.IndexFunc(all, func(c *testbed.Cluster) bool { return c.Name == name })]
-}
-
 // client returns a client with the rights of the service mirror, and connections of its own.
 func (b *mirrorBed) client(t *testing.T, c *testbed.Cluster) kube.Client {
 	t.Helper()

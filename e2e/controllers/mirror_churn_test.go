@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -210,37 +208,4 @@ func (b *mirrorBed) testFlapping(t *testing.T) {
 	b.undisturbed(t, seen, true, "merit-steady-73736d-late")
 	// The next leader need not wait until the lease has expired.
 	must(t, r.Stop(t.Context()))
-}
-
-// testReplicas stops the leader of two replicas.
-func (b *mirrorBed) testReplicas(t *testing.T) {
-	replicas := []*programs.Program{b.mirrorReplica(t, "one", 8083), b.mirrorReplica(t, "two", 8084)}
-	for _, r := range replicas {
-		must(t, r.Start())
-	}
-	oneLeader(t, replicas...)
-	s := svc("web")
-	must(t, putService(t.Context(), b.aws, "shop", s, slice(s, "web", "10.4.0.1")))
-	b.leadsTo(t, "aws-shop-73736d-web", "10.4.0.1")
-
-	lease := func() *coordinationv1.LeaseSpec {
-		t.Helper()
-		l, err := b.gcp.Client().CoordinationV1().Leases(home).Get(t.Context(), programs.ServiceMirror, metav1.GetOptions{})
-		must(t, err)
-		return &l.Spec
-	}
-	first, held := oneLeader(t, replicas...), lease()
-	must(t, first.Stop(t.Context()))
-	// Unless it was given up, or another replica has it by now, it must expire first.
-	if now := lease(); held.HolderIdentity == nil || *held.HolderIdentity == "" || cmp.Diff(held.HolderIdentity, now.HolderIdentity) == "" &&
-		cmp.Diff(held.AcquireTime, now.AcquireTime) == "" {
-		t.Errorf("the lease was not given up: %+v", now)
-	}
-	must(t, putSlice(t.Context(), b.aws, "shop", slice(s, "web", "10.4.0.1", "10.4.0.2")))
-	b.leadsTo(t, "aws-shop-73736d-web", "10.4.0.1", "10.4.0.2")
-	for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
-		if _, err := oneLeader(t, replicas...).Get(t.Context(), path); err != nil {
-			t.Error(err)
-		}
-	}
 }

@@ -1,7 +1,6 @@
 package controllers_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,8 +11,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
@@ -140,38 +137,6 @@ func (b *mirrorBed) testMirrorsOfMirrors(t *testing.T) {
 	}
 }
 
-// testDrain drains a remote that has endpoints of both families, while the local cluster has some
-// of one.
-func (b *mirrorBed) testDrain(t *testing.T) {
-	i := b.start(t, nil)
-	both := svc("web", global, func(s *corev1.Service) {
-		policy := corev1.IPFamilyPolicyPreferDualStack
-		s.Spec.IPFamilyPolicy = &policy
-	})
-	must(t, putService(t.Context(), b.aws, "shop", both, slice(both, "web-1", "10.4.0.1"), slice(both, "web-6", "fd00:10:4::1")))
-	must(t, putService(t.Context(), b.gcp, "shop", both, slice(both, "web-1", "10.2.0.1")))
-	b.leadsTo(t, globalName, "10.2.0.1", "10.4.0.1", "fd00:10:4::1")
-	drained := func(value string) {
-		t.Helper()
-		patchService(t, b.aws, metav1.NamespaceDefault, "kubernetes", `{"metadata":{"annotations":{"mirror.semaphore.uw.io/drained":`+value+`}}}`)
-	}
-	t.Cleanup(func() {
-		_, err := b.aws.Client().CoreV1().Services(metav1.NamespaceDefault).Patch(context.WithoutCancel(t.Context()), "kubernetes",
-			types.MergePatchType, []byte(`{"metadata":{"annotations":{"mirror.semaphore.uw.io/drained":null}}}`), metav1.PatchOptions{})
-		must(t, err)
-	})
-	drained(`"true"`)
-	b.leadsTo(t, globalName, "10.2.0.1", "fd00:10:4::1")
-	i.listed(t, globalName, func(s statuspage.Service) bool {
-		return slices.Equal(s.Drained, []string{"aws"}) && slices.Equal(s.Needed["aws"], []string{"IPv6 http"})
-	})
-	must(t, putSlice(t.Context(), b.gcp, "shop", slice(both, "web-6", "fd00:10:2::1")))
-	b.leadsTo(t, globalName, "10.2.0.1", "fd00:10:2::1")
-	drained("null")
-	b.leadsTo(t, globalName, "10.2.0.1", "10.4.0.1", "fd00:10:2::1", "fd00:10:4::1")
-	b.settled(t, i)
-}
-
 // testDeparted lets a remote leave: first while it is still configured, as long as agents have
 // tunnels to it.
 func (b *mirrorBed) testDeparted(t *testing.T) {
@@ -278,73 +243,6 @@ func anotherSecond(t *testing.T) {
 	})
 }
 
-func (b *mirrorBed) testLocalFirst(t *testing.T) {
-	node := func(name, zone string) {
-		t.Helper()
-		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		if zone != "" {
-			n.Labels = map[string]string{corev1.LabelTopologyZone: zone}
-		}
-		_, err := b.gcp.Client().CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{})
-		must(t, err)
-		t.Cleanup(func() {
-			if err := b.gcp.Client().CoreV1().Nodes().Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	hinted := func(want map[string][]string) {
-		t.Helper()
-		wait(t, "hints", func() error {
-			got := map[string][]string{}
-			for _, sl := range b.slices(t, globalName) {
-				for _, e := range sl.Endpoints {
-					if e.Hints == nil {
-						continue
-					}
-					for _, z := range e.Hints.ForZones {
-						got[e.Addresses[0]] = append(got[e.Addresses[0]], z.Name)
-					}
-				}
-			}
-			if fmt.Sprint(got) != fmt.Sprint(want) {
-				return fmt.Errorf("%v, want %v", got, want)
-			}
-			return nil
-		})
-	}
-	b.start(t, nil)
-	s := svc("web", global, localFirst)
-	must(t, putService(t.Context(), b.aws, "shop", s, slice(s, "web-1", "10.4.0.1")))
-	must(t, putService(t.Context(), b.gcp, "shop", s, slice(s, "web-1", "10.2.0.1")))
-	// Without nodes, or with nodes without a zone, the zone is the one without a name.
-	hinted(map[string][]string{"10.2.0.1": {""}, "10.4.0.1": {"remote.mirror.semaphore.uw.io"}})
-	node("one", "b")
-	hinted(map[string][]string{"10.2.0.1": {"b"}, "10.4.0.1": {"remote.mirror.semaphore.uw.io"}})
-	node("two", "a")
-	node("three", "")
-	hinted(map[string][]string{"10.2.0.1": {"", "a", "b"}, "10.4.0.1": {"remote.mirror.semaphore.uw.io"}})
-	if d := b.service(t, globalName).Spec.TrafficDistribution; d == nil || *d != corev1.ServiceTrafficDistributionPreferClose {
-		t.Errorf("traffic distribution %v", d)
-	}
-
-	// Only with the label.
-	for _, c := range []interface{ Client() kubernetes.Interface }{b.aws, b.gcp} {
-		u, err := c.Client().CoreV1().Services("shop").Get(t.Context(), "web", metav1.GetOptions{})
-		must(t, err)
-		delete(u.Labels, firstMark)
-		_, err = c.Client().CoreV1().Services("shop").Update(t.Context(), u, metav1.UpdateOptions{})
-		must(t, err)
-	}
-	hinted(map[string][]string{})
-	wait(t, "no traffic distribution", func() error {
-		if d := b.service(t, globalName).Spec.TrafficDistribution; d != nil {
-			return errors.New(*d)
-		}
-		return nil
-	})
-}
-
 func (b *mirrorBed) testStale(t *testing.T) {
 	i := b.start(t, func(cfg *mirror.Config) { cfg.Remotes[1].StaleAfter = 3 * time.Second })
 	s := svc("web", global)
@@ -443,37 +341,6 @@ func (b *mirrorBed) testRestartBlind(t *testing.T) {
 	b.gone(t, "gl-shop-73736d-only")
 	b.leadsTo(t, globalName, "10.6.0.1")
 	b.settled(t, i)
-}
-
-func (b *mirrorBed) testOrphans(t *testing.T) {
-	i := b.start(t, nil)
-	web := svc("web", global)
-	must(t, putService(t.Context(), b.aws, "shop", web, slice(web, "web-1", "10.4.0.1")))
-	must(t, putService(t.Context(), b.merit, "shop", web, slice(web, "web-1", "10.6.0.1")))
-	must(t, putService(t.Context(), b.aws, "shop", svc("api"), slice(svc("api"), "api-1", "10.4.0.2")))
-	must(t, putService(t.Context(), b.merit, "shop", svc("api"), slice(svc("api"), "api-1", "10.6.0.2")))
-	b.quiet(t, i)
-	i.stop()
-
-	// The prefix of aws is another one, and merit is no longer configured.
-	without := func(cfg *mirror.Config) {
-		cfg.Remotes = cfg.Remotes[:1]
-		cfg.Remotes[0].Prefix = "amazon"
-	}
-	i = b.start(t, without)
-	b.leadsTo(t, "amazon-shop-73736d-api", "10.4.0.2")
-	b.gone(t, "aws-shop-73736d-api")
-	b.gone(t, "merit-shop-73736d-api")
-	b.leadsTo(t, globalName, "10.4.0.1")
-	b.in(t, "aws")
-	b.settled(t, i)
-	i.stop()
-
-	i = b.start(t, func(cfg *mirror.Config) { cfg.GlobalSelector = nil })
-	b.gone(t, globalName)
-	b.leadsTo(t, "merit-shop-73736d-api", "10.6.0.2")
-	b.leadsTo(t, "aws-shop-73736d-api", "10.4.0.2")
-	i.stop()
 }
 
 func (b *mirrorBed) testTakeover(t *testing.T) {

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	calico "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,15 +28,11 @@ func TestPolicy(t *testing.T) {
 		run  func(*policyBed, *testing.T)
 	}{
 		{"sets follow pods, through both APIs", (*policyBed).testLife},
-		{"an address that another pod reuses stays", (*policyBed).testReuse},
-		{"a relabelled pod moves from set to set", (*policyBed).testRelabel},
 		{"virtual subnets", (*policyBed).testVirtual},
-		{"identities that share a name, and foreign sets", (*policyBed).testCollisions},
 		{"Events of names that are taken", (*policyBed).testEvents},
 		{"edited and deleted sets are repaired", (*policyBed).testDrift},
 		{"labels in Calico's annotation are recognised", (*policyBed).testAnnotation},
 		{"a restart with nothing to do writes nothing", (*policyBed).testRestart},
-		{"a remote out of contact", (*policyBed).testContact},
 		{"Calico that comes later", (*policyBed).testNoCalico},
 		{"random histories", (*policyBed).testHistory},
 		{"a hostile remote", (*policyBed).testHostile},
@@ -49,7 +44,6 @@ func TestPolicy(t *testing.T) {
 		{"a policy that adds a net, and new leaders", (*policyBed).testNetAdded},
 		{"removals while patches are refused", (*policyBed).testRemovalRefused},
 		{"a controller that sets nets again", (*policyBed).testSetOverridden},
-		{"a set that is refused holds up no other", (*policyBed).testRefused},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(b, t) })
 		b.clean(t)
@@ -100,50 +94,6 @@ func (b *policyBed) testLife(t *testing.T) {
 	}
 }
 
-func (b *policyBed) testReuse(t *testing.T) {
-	sets := b.sets(t, b.aws)
-	putPods(t, b.gcp, running("ns", "old", "app", "10.4.0.1"))
-	b.start(t, b.aws, nil, b.gcp)
-	expect(t, sets, contents{"gcp-ns-app": set("gcp", "ns", "app", "10.4.0.1")})
-
-	r := recordSets(t, sets)
-	putPods(t, b.gcp, running("ns", "new", "app", "10.4.0.1"), running("ns", "other", "app", "10.4.0.2"))
-	expect(t, sets, contents{"gcp-ns-app": set("gcp", "ns", "app", "10.4.0.1", "10.4.0.2")})
-	// The old pod is deleted after the new one has its address.
-	must(t, deletePod(t.Context(), b.gcp, "ns", "old"), deletePod(t.Context(), b.gcp, "ns", "other"))
-	expect(t, sets, contents{"gcp-ns-app": set("gcp", "ns", "app", "10.4.0.1")})
-	r.end(t)
-	r.replay(func(v version, s state) {
-		if !holds(s, policy.Identity{Cluster: "gcp", Namespace: "ns", Name: "app"}, "10.4.0.1") {
-			t.Errorf("version %s lacks the address", v.object.GetResourceVersion())
-		}
-	})
-}
-
-func (b *policyBed) testRelabel(t *testing.T) {
-	sets := b.sets(t, b.aws)
-	putPods(t, b.gcp, running("ns", "pod", "set-0", "10.4.0.1"), running("ns", "stays", "set-0", "10.4.0.2"))
-	b.start(t, b.aws, nil, b.gcp)
-	expect(t, sets, contents{"gcp-ns-set-0": set("gcp", "ns", "set-0", "10.4.0.1", "10.4.0.2")})
-	r := recordSets(t, sets)
-	for n := 1; n < 20; n++ {
-		to := fmt.Sprintf("set-%d", n%3)
-		must(t, relabel(t.Context(), b.gcp, "ns", "pod", to))
-		want := contents{"gcp-ns-set-0": set("gcp", "ns", "set-0", "10.4.0.2")}
-		want["gcp-ns-"+to] = set("gcp", "ns", to, "10.4.0.1")
-		if to == "set-0" {
-			want["gcp-ns-"+to] = set("gcp", "ns", to, "10.4.0.1", "10.4.0.2")
-		}
-		expect(t, sets, want)
-	}
-	r.end(t)
-	r.replay(func(v version, s state) {
-		if !holds(s, policy.Identity{Cluster: "gcp", Namespace: "ns", Name: "set-0"}, "10.4.0.2") {
-			t.Errorf("version %s of %s: a pod that stays has left its set", v.object.GetResourceVersion(), v.object.GetName())
-		}
-	})
-}
-
 // testVirtual has a remote whose pods are known by virtual addresses, and one that says other
 // addresses than those of its subnets.
 func (b *policyBed) testVirtual(t *testing.T) {
@@ -160,80 +110,6 @@ func (b *policyBed) testVirtual(t *testing.T) {
 			return fmt.Errorf("skipped %v", i.status(t, "gcp").Skipped)
 		}
 		return nil
-	})
-}
-
-func (b *policyBed) testCollisions(t *testing.T) {
-	sets := b.sets(t, b.aws)
-	theirs := &calico.GlobalNetworkSet{
-		ObjectMeta: metav1.ObjectMeta{Name: "gcp-ns-taken", Labels: map[string]string{"team": "network"}},
-		Spec:       calico.GlobalNetworkSetSpec{Nets: []string{"203.0.113.0/24"}},
-	}
-	_, err := sets.Create(t.Context(), theirs, metav1.CreateOptions{})
-	must(t, err)
-	putPods(t, b.gcp,
-		running("a-b", "p", "c", "10.4.0.1"),
-		running("a", "p", "b-c", "10.4.0.2"),
-		running("ns", "p", "taken", "10.4.0.3"),
-		running("ns", "q", "Upper_Case", "10.4.0.4"),
-		running("ns", "r", "upper-case", "10.4.0.5"),
-	)
-	i := b.start(t, b.aws, nil, b.gcp)
-	check := func(want map[string]string) {
-		t.Helper()
-		wait(t, "the sets by their labels", func() error {
-			all, err := readSets(t.Context(), sets)
-			if err != nil {
-				return err
-			}
-			got := map[string]string{}
-			for name, content := range all {
-				if name == "gcp-ns-taken" {
-					if content != " // 203.0.113.0/24" {
-						return fmt.Errorf("the foreign set is %q", content)
-					}
-					continue
-				}
-				fields := strings.SplitN(content, " ", 3)
-				if got[fields[1]] != "" {
-					return fmt.Errorf("two objects for %s", fields[1])
-				}
-				got[fields[1]] = fields[2]
-			}
-			if fmt.Sprint(got) != fmt.Sprint(want) {
-				return fmt.Errorf("got %v, want %v", got, want)
-			}
-			return nil
-		})
-	}
-	check(map[string]string{
-		"gcp/a-b/c": "10.4.0.1/32", "gcp/a/b-c": "10.4.0.2/32", "gcp/ns/taken": "10.4.0.3/32",
-		"gcp/ns/Upper_Case": "10.4.0.4/32", "gcp/ns/upper-case": "10.4.0.5/32",
-	})
-	// A write is in the status after the next pass.
-	wait(t, "all sets in the status", func() error {
-		if n := len(i.status(t, "gcp").Sets); n != 5 {
-			return fmt.Errorf("%d", n)
-		}
-		return nil
-	})
-	natural := 0
-	for _, s := range i.status(t, "gcp").Sets {
-		if s.Object == "gcp-a-b-c" {
-			natural++
-		}
-		if s.Object == "gcp-ns-taken" {
-			t.Error("the foreign set counts as ours")
-		}
-	}
-	if natural != 1 {
-		t.Errorf("%d sets have the natural name, want one", natural)
-	}
-	// Without one of the two, the other is not affected.
-	must(t, deletePod(t.Context(), b.gcp, "a-b", "p"))
-	check(map[string]string{
-		"gcp/a/b-c": "10.4.0.2/32", "gcp/ns/taken": "10.4.0.3/32",
-		"gcp/ns/Upper_Case": "10.4.0.4/32", "gcp/ns/upper-case": "10.4.0.5/32",
 	})
 }
 
@@ -355,70 +231,6 @@ func (b *policyBed) testRestart(t *testing.T) {
 	expect(t, sets, want)
 }
 
-func (b *policyBed) testContact(t *testing.T) {
-	sets := b.sets(t, b.aws)
-	putPods(t, b.gcp, running("ns", "p", "app", "10.4.0.1"))
-	putPods(t, b.merit, running("ns", "p", "app", "10.6.0.1"))
-	stale := func(c *policy.Config) { c.Remotes[0].StaleAfter = 3 * time.Second }
-	first := b.start(t, b.aws, nil, b.gcp, b.merit)
-	both := contents{"gcp-ns-app": set("gcp", "ns", "app", "10.4.0.1"), "merit-ns-app": set("merit", "ns", "app", "10.6.0.1")}
-	expect(t, sets, both)
-
-	b.gcp.StopAPI()
-	stopped := true
-	restart := func() {
-		t.Helper()
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
-		defer cancel()
-		if stopped {
-			must(t, b.gcp.StartAPI(ctx))
-			stopped = false
-		}
-	}
-	t.Cleanup(restart)
-	wait(t, "the loss of contact to be known", func() error {
-		if first.status(t, "gcp").API.Error == "" {
-			return errors.New("no error")
-		}
-		return nil
-	})
-	// Sets of the other remote follow its pods, and those of the first don't change.
-	putPods(t, b.merit, running("ns", "q", "app", "10.6.0.2"))
-	both["merit-ns-app"] = set("merit", "ns", "app", "10.6.0.1", "10.6.0.2")
-	expect(t, sets, both)
-	if err := first.Ready(); err != nil {
-		t.Errorf("not ready: %v", err)
-	}
-	first.stop()
-
-	// Nor do they in a process that never reached it.
-	second := b.start(t, b.aws, nil, b.gcp, b.merit)
-	must(t, deletePod(t.Context(), b.merit, "ns", "p"))
-	both["merit-ns-app"] = set("merit", "ns", "app", "10.6.0.2")
-	expect(t, sets, both)
-	if err := second.Ready(); err != nil {
-		t.Errorf("not ready although the sets of an earlier run stay: %v", err)
-	}
-	second.stop()
-
-	// With a limit the sets become empty.
-	third := b.start(t, b.aws, stale, b.gcp, b.merit)
-	empty := contents{"gcp-ns-app": set("gcp", "ns", "app"), "merit-ns-app": both["merit-ns-app"]}
-	expect(t, sets, empty)
-	if !third.status(t, "gcp").Stale || third.status(t, "merit").Stale {
-		t.Error("the status doesn't say which remote is stale")
-	}
-	restart()
-	expect(t, sets, both)
-
-	// The same without a restart.
-	b.gcp.StopAPI()
-	stopped = true
-	expect(t, sets, empty)
-	restart()
-	expect(t, sets, both)
-}
-
 func (b *policyBed) testNoCalico(t *testing.T) {
 	putPods(t, b.gcp, running("ns", "p", "app", "10.4.0.1"))
 	i := b.start(t, b.merit, nil, b.gcp)
@@ -461,39 +273,4 @@ func (b *policyBed) testNoCalico(t *testing.T) {
 		return nil
 	})
 	expect(t, b.sets(t, b.merit), want)
-}
-
-// testRefused makes the API server refuse one set, as an admission webhook or a quota may.
-func (b *policyBed) testRefused(t *testing.T) {
-	sets := b.sets(t, b.gcp)
-	must(t, b.gcp.Apply(t.Context(), "../../policy/testdata/refuse.yaml"))
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), settle)
-		defer cancel()
-		if _, err := b.gcp.Kubectl(ctx, "delete", "validatingadmissionpolicy,validatingadmissionpolicybinding", "refuse-one-set"); err != nil {
-			t.Error(err)
-		}
-	})
-	wait(t, "the refusal to be in force", func() error {
-		_, err := sets.Create(t.Context(), &calico.GlobalNetworkSet{ObjectMeta: metav1.ObjectMeta{Name: "merit-ns-refused"}},
-			metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-		if err == nil {
-			return errors.New("not refused")
-		}
-		return nil
-	})
-	putPods(t, b.merit, running("ns", "p", "refused", "10.6.0.1"), running("ns", "q", "app", "10.6.0.2"))
-	i := b.start(t, b.gcp, nil, b.merit)
-	expect(t, sets, contents{"merit-ns-app": set("merit", "ns", "app", "10.6.0.2")})
-	wait(t, "the refusal in the status", func() error {
-		if why := i.status(t, "merit").Failing["merit-ns-refused"]; !strings.Contains(why, "refused by the test") {
-			return fmt.Errorf("failing %v", i.status(t, "merit").Failing)
-		}
-		return nil
-	})
-	// A pod that moves to the refused set leaves its old one.
-	must(t, relabel(t.Context(), b.merit, "ns", "q", "refused"))
-	expect(t, sets, contents{})
-	must(t, relabel(t.Context(), b.merit, "ns", "q", "app"))
-	expect(t, sets, contents{"merit-ns-app": set("merit", "ns", "app", "10.6.0.2")})
 }

@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
@@ -202,10 +201,7 @@ func TestRelay(t *testing.T) {
 	}{
 		{"objects follow nodes", (*relayBed).testLife},
 		{"kill -9 under churn", (*relayBed).testKill},
-		{"two replicas", (*relayBed).testReplicas},
-		{"API servers away", (*relayBed).testContact},
 		{"deleted and edited objects", (*relayBed).testDrift},
-		{"a hostile remote", (*relayBed).testHostile},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(b, t) })
 		b.clean(t)
@@ -321,69 +317,6 @@ func (b *relayBed) churn(ctx context.Context, t *testing.T, stable []string) (li
 	return live
 }
 
-// testReplicas replaces the leader, by SIGTERM and by SIGKILL.
-func (b *relayBed) testReplicas(t *testing.T) {
-	names := b.addNodes(t, b.gcp, "gcp", 30)
-	rec := b.record(t)
-	first, second := b.run(t, "one", 8092), b.run(t, "two", 8093)
-	b.expect(t, "gcp", names)
-	ctx, cancel := context.WithTimeout(t.Context(), settle)
-	defer cancel()
-	for i := range 4 {
-		leader := oneLeader(t, first, second)
-		if i%2 == 0 {
-			must(t, leader.Stop(ctx))
-		} else {
-			leader.Kill()
-		}
-		name := fmt.Sprintf("more-%d", i)
-		must(t, addNode(ctx, b.gcp, name, published(2000+i)))
-		names = append(names, name)
-		b.expect(t, "gcp", names)
-		must(t, leader.Start())
-	}
-	t.Logf("%d versions", keeps(t, rec, "gcp", names))
-}
-
-// testContact has no contact to API servers for a time.
-func (b *relayBed) testContact(t *testing.T) {
-	names := b.addNodes(t, b.gcp, "gcp", 40)
-	rec := b.record(t)
-	r := b.run(t, "contact", 8094)
-	b.expect(t, "gcp", names)
-
-	b.gcp.StopAPI()
-	must(t, r.Stop(t.Context()), r.Start())
-	wait(t, "an error", func() error {
-		var st statuspage.Relay
-		if err := r.Status(t.Context(), &st); err != nil {
-			return err
-		}
-		if len(st.Clusters) != 3 || st.Clusters[1].Name != "gcp" || st.Clusters[1].API.Error == "" || !st.Leading {
-			return fmt.Errorf("%+v", st.Clusters)
-		}
-		return nil
-	})
-	b.expect(t, "gcp", names)
-	must(t, b.gcp.StartAPI(t.Context()))
-	must(t, addNode(t.Context(), b.gcp, "new", published(3000)))
-	names = append(names, "new")
-	b.expect(t, "gcp", names)
-
-	must(t, b.aws.CutAPI())
-	must(t, addNode(t.Context(), b.gcp, "newer", published(3001)))
-	select {
-	case <-r.Process().Done(): // The leader has lost its lease.
-	case <-time.After(settle):
-		t.Error("the leader continues without its lease")
-		r.Kill()
-	}
-	must(t, b.aws.RestoreAPI(), r.Start())
-	names = append(names, "newer")
-	b.expect(t, "gcp", names)
-	keeps(t, rec, "gcp", names)
-}
-
 // testDrift deletes objects, and edits them.
 func (b *relayBed) testDrift(t *testing.T) {
 	names := b.addNodes(t, b.gcp, "gcp", 100)
@@ -436,96 +369,4 @@ func (b *relayBed) testDrift(t *testing.T) {
 	})
 	b.expect(t, "gcp", names)
 	must(t, b.aws.Apply(t.Context(), "../../deploy/relay/admission.yaml"))
-}
-
-// testHostile has a remote with invalid and huge nodes, whose nodes change all the time.
-func (b *relayBed) testHostile(t *testing.T) {
-	names := b.addNodes(t, b.gcp, "gcp", 200)
-	stable := b.addNodes(t, b.merit, "merit", 30)
-	bad := map[string]map[string]string{
-		"invalid": {peers.PublicKeyAnnotation("aws"): "\x1b[31m$(reboot)", peers.EndpointAnnotation("aws"): "[fe80::1%{{x}}]:1", peers.PodCIDRsAnnotation: "x,10.4.0.0/99"},
-		"key":     {peers.PublicKeyAnnotation("aws"): strings.Repeat("A", 100_000)},
-		"zone":    {peers.PublicKeyAnnotation("aws"): published(1)[peers.PublicKeyAnnotation("aws")], peers.EndpointAnnotation("aws"): "[2001:db8::1%eth0]:1"},
-		"six":     {peers.PublicKeyAnnotation("aws"): published(2)[peers.PublicKeyAnnotation("aws")], peers.EndpointAnnotation("aws"): "[2001:DB8::FFFF]:65535", peers.PodCIDRsAnnotation: "FD00::1/64,::/0,0.0.0.0/0"},
-	}
-	for i := range 3 {
-		annotations := published(4000 + i)
-		var prefixes []string
-		for n := range 8000 {
-			prefixes = append(prefixes, fmt.Sprintf("10.%d.%d.%d/28", 10*i+n>>12, n>>4&255, n&15<<4))
-		}
-		annotations[peers.PodCIDRsAnnotation] = strings.Join(prefixes, ",")
-		bad[fmt.Sprintf("huge-%d", i)] = annotations
-	}
-	all := slices.Clone(names)
-	for name, annotations := range bad {
-		must(t, addNode(t.Context(), b.gcp, name, annotations))
-		all = append(all, name)
-	}
-	rec := b.record(t)
-	r := b.run(t, "hostile", 8096)
-	b.expect(t, "gcp", all)
-	b.expect(t, "merit", stable)
-	list, err := b.objects.List(t.Context(), metav1.ListOptions{})
-	must(t, err)
-	for i := range list.Items {
-		text, err := json.Marshal(&list.Items[i].Spec)
-		must(t, err)
-		if len(text) > 64<<10 {
-			t.Errorf("%s has %d bytes", list.Items[i].Name, len(text))
-		}
-	}
-
-	before, began := len(rec.all()), time.Now()
-	changes := 0
-	for ; time.Since(began) < 30*time.Second; changes++ {
-		must(t, testbed.InParallel(t.Context(), 50, func(ctx context.Context, i int) error {
-			name := names[(changes*7+i)%150]
-			if i%5 > 0 {
-				return annotate(ctx, b.gcp, names[150+(changes+i)%50], published(changes*50+i))
-			}
-			if changes%2 == 0 {
-				err := deleteNode(ctx, b.gcp, name)
-				if apierrors.IsNotFound(err) {
-					return nil
-				}
-				return err
-			}
-			err := addNode(ctx, b.gcp, name, published(i))
-			if apierrors.IsAlreadyExists(err) {
-				return nil
-			}
-			return err
-		}))
-	}
-	// What etcd stores: without what a deletion repeats.
-	writes, bytes, took := 0, 0, time.Since(began)
-	for _, v := range rec.all()[before:] {
-		o, is := v.object.(*v1alpha1.WireguardPeers)
-		if v.event == watch.Deleted || !is {
-			continue
-		}
-		o = o.DeepCopy()
-		o.ManagedFields = nil
-		text, err := json.Marshal(o)
-		must(t, err)
-		writes++
-		bytes += len(text)
-	}
-	t.Logf("%d writes of %d bytes in %v, for %d changes", writes, bytes, took, 50*changes)
-	if most := 64<<10 + 64<<10*(took.Seconds()+1); float64(bytes) > most {
-		t.Errorf("%d bytes in %v, at most %.0f are allowed", bytes, took, most)
-	}
-	// Another remote doesn't wait for this one.
-	must(t, addNode(t.Context(), b.merit, "merit-new", published(5000)))
-	stable = append(stable, "merit-new")
-	b.expect(t, "merit", stable)
-	must(t, r.Healthy(t.Context()))
-	for i, name := range names {
-		if err := addNode(t.Context(), b.gcp, name, published(i)); err != nil && !apierrors.IsAlreadyExists(err) {
-			t.Fatal(err)
-		}
-	}
-	b.expect(t, "gcp", all)
-	keeps(t, rec, "gcp", names[150:])
 }
