@@ -244,7 +244,7 @@ func (s installedTable) dropped(want Ruleset, claims []claim, chains ...string) 
 	for _, name := range chains {
 		rules := s.rulesOf(name)
 		if name == arrivalChain {
-			rules = rules[len(want.sharedRules()):]
+			rules = rules[len(want.linkLocalRules())+len(want.sharedRules()):]
 		}
 		for _, c := range claims {
 			n := len(want.rulesFor(name, c))

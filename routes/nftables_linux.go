@@ -148,6 +148,7 @@ func chainsOf(want Ruleset, with parts) []chain {
 			case with.sources:
 				c.rules = want.claimed(c.name, slices.DeleteFunc(origins, want.shares))
 			}
+			c.rules = append(want.linkLocalRules(), c.rules...)
 			if with.rewrite && len(want.Map) > 0 {
 				c.rules = append(c.rules, want.toTranslation(c.name, toRealChain, unix.NFT_META_IIFNAME)...)
 			}
@@ -234,6 +235,42 @@ func (r *Ruleset) rulesFor(chain string, c claim) []object {
 	return exitRules(chain, c, 0)
 }
 
+// linkLocalRules returns the rules for packets of peers' link-local addresses, which are for probes
+// only. A router advertisement, solicitation or redirect of a peer would change this host's routes
+// and addresses, also those of other remotes (RFC 4861, sections 4.1, 4.2 and 4.5), and all else
+// would reach the host past rules for the remote's subnets. In nft(8) syntax:
+//
+//	iifname "wireguard.gcp" icmpv6 type 133-134 counter drop
+//	iifname "wireguard.gcp" icmpv6 type 137 counter drop
+//	iifname "wireguard.gcp" ip6 saddr fe80::/10 meta l4proto != { ipv6-icmp, udp } counter drop
+//	iifname "wireguard.gcp" ip6 saddr fe80::/10 udp dport != 9 counter drop
+func (r *Ruleset) linkLocalRules() (rules []object) {
+	protocol := expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_L4PROTO), number(unix.NFTA_META_DREG, unix.NFT_REG_1))
+	for _, e := range r.Exits {
+		if e.Device == "" {
+			continue
+		}
+		through := []attr{
+			expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_IIFNAME), number(unix.NFTA_META_DREG, unix.NFT_REG_1)),
+			compareTo(unix.NFT_CMP_EQ, linkName(e.Device)),
+		}
+		for _, types := range [][2]byte{{133, 134}, {137, 137}} {
+			rules = append(rules, ruleObject(arrivalChain, through, typeOfICMPv6(types[0], types[1]), counted(verdictDrop)))
+		}
+		rules = append(rules,
+			ruleObject(arrivalChain, through, sourceIn(linkLocal), []attr{
+				protocol, compareTo(unix.NFT_CMP_NEQ, []byte{unix.IPPROTO_ICMPV6}), compareTo(unix.NFT_CMP_NEQ, []byte{unix.IPPROTO_UDP}),
+			}, counted(verdictDrop)),
+			ruleObject(arrivalChain, through, sourceIn(linkLocal), protocolUDP(), comparePort(unix.NFT_CMP_NEQ, probePort), counted(verdictDrop)))
+	}
+	return rules
+}
+
+// probePort is that of probes by UDP, see package tunnel.
+const probePort = 9
+
+var linkLocal = netip.MustParsePrefix("fe80::/10") // RFC 4291, section 2.5.6
+
 // sharedRules returns the rules for packets of nodes inside pod subnets: encrypted ones to
 // this host, and IPv6 neighbour discovery on their links (RFC 4861, section 7.1: a router
 // that forwards changes the hop limit of 255). The rules of the chain that follow drop other
@@ -253,7 +290,7 @@ func (r *Ruleset) sharedRules() (rules []object) {
 	}
 	for _, c := range claims(r.Shared) {
 		if port := r.Ports[c.device]; port != 0 {
-			rules = append(rules, ruleObject(arrivalChain, sourceIn(c.subnet), protocolUDP(), toPort(port), toAddressType(unix.RTN_LOCAL), []attr{
+			rules = append(rules, ruleObject(arrivalChain, sourceIn(c.subnet), protocolUDP(), comparePort(unix.NFT_CMP_EQ, port), toAddressType(unix.RTN_LOCAL), []attr{
 				expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_1), data(unix.NFTA_IMMEDIATE_DATA, host(r.Mark))),
 				expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_MARK), number(unix.NFTA_META_SREG, unix.NFT_REG_1)),
 			}, verdict(verdictAccept)))
@@ -270,18 +307,22 @@ func (r *Ruleset) sharedRules() (rules []object) {
 // neighbourDiscovery matches neighbour solicitations and advertisements that no router has
 // forwarded (RFC 4861, sections 4.3, 4.4 and 7.1).
 func neighbourDiscovery() []attr {
-	byteAt := func(base, offset uint32) attr {
-		return expression("payload", number(unix.NFTA_PAYLOAD_DREG, unix.NFT_REG_1), number(unix.NFTA_PAYLOAD_BASE, base),
-			number(unix.NFTA_PAYLOAD_OFFSET, offset), number(unix.NFTA_PAYLOAD_LEN, 1))
-	}
+	return append(typeOfICMPv6(135, 136), byteAt(unix.NFT_PAYLOAD_NETWORK_HEADER, 7), compareTo(unix.NFT_CMP_EQ, []byte{255}))
+}
+
+// typeOfICMPv6 matches ICMPv6 messages of types (RFC 4443, section 2.1).
+func typeOfICMPv6(first, last byte) []attr {
 	return []attr{
 		expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_L4PROTO), number(unix.NFTA_META_DREG, unix.NFT_REG_1)),
 		compareTo(unix.NFT_CMP_EQ, []byte{unix.IPPROTO_ICMPV6}),
 		byteAt(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0),
-		compareTo(unix.NFT_CMP_GTE, []byte{135}), compareTo(unix.NFT_CMP_LTE, []byte{136}),
-		byteAt(unix.NFT_PAYLOAD_NETWORK_HEADER, 7),
-		compareTo(unix.NFT_CMP_EQ, []byte{255}),
+		compareTo(unix.NFT_CMP_GTE, []byte{first}), compareTo(unix.NFT_CMP_LTE, []byte{last}),
 	}
+}
+
+func byteAt(base, offset uint32) attr {
+	return expression("payload", number(unix.NFTA_PAYLOAD_DREG, unix.NFT_REG_1), number(unix.NFTA_PAYLOAD_BASE, base),
+		number(unix.NFTA_PAYLOAD_OFFSET, offset), number(unix.NFTA_PAYLOAD_LEN, 1))
 }
 
 // exitRules returns the rules of a chain that drop packets to a subnet that leave through
@@ -331,13 +372,13 @@ func protocolUDP() []attr {
 	}
 }
 
-// toPort matches UDP packets to a port (RFC 768).
-func toPort(port int) []attr {
+// comparePort compares the destination port of UDP packets (RFC 768).
+func comparePort(operator uint32, port int) []attr {
 	return []attr{
 		expression("payload", number(unix.NFTA_PAYLOAD_DREG, unix.NFT_REG_1),
 			number(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_TRANSPORT_HEADER),
 			number(unix.NFTA_PAYLOAD_OFFSET, 2), number(unix.NFTA_PAYLOAD_LEN, 2)),
-		compareTo(unix.NFT_CMP_EQ, binary.BigEndian.AppendUint16(nil, uint16(port))),
+		compareTo(operator, binary.BigEndian.AppendUint16(nil, uint16(port))),
 	}
 }
 
