@@ -100,7 +100,7 @@ func newAgent(cfg config.Wireguard, log *slog.Logger) (*agent, error) {
 		FromRemotes: []string{oneNode}, FromLocal: []string{readLocally},
 	})
 	a.lock = run.NewActiveLock(run.ActiveLockConfig{
-		Path: turnFile(cfg.KeyPath), Self: describe(&cfg), Begin: a.removeUnfinished, End: a.release, Grace: turnGrace, Logger: log,
+		Path: turnFile(cfg.KeyPath), Self: describe(&cfg), Begin: a.begin, End: a.release, Grace: turnGrace, Logger: log,
 	})
 	watchMetrics := kube.NewMetrics("semaphore_wg", "semaphore_wg_node_watcher_failures_total")
 	a.registry.MustRegister(
@@ -267,6 +267,18 @@ func (a *agent) knownSelf() (peers.Self, bool) {
 		return peers.Self{}, false
 	}
 	return nodes[0], true
+}
+
+// begin prepares this process to act: it takes over what the agent that was active has left since this
+// one started.
+func (a *agent) begin() {
+	a.removeUnfinished()
+	for _, r := range a.remotes {
+		r.controller.Restore()
+		if err := r.recallShared(); err != nil {
+			a.log.Warn("reading the packet filter failed: it is as at the start", "cluster", r.cfg.Name, "err", err)
+		}
+	}
 }
 
 // removeUnfinished removes temporary files of interrupted writes. Failures are only

@@ -68,7 +68,8 @@ func (h *host) readAddrs(context.Context) error {
 }
 
 // hostAddrs returns the addresses of this host and the broadcast addresses of its
-// links, sorted.
+// links, sorted. Those that no endpoint can have are left out: each link of a pod has a link-local
+// one.
 func hostAddrs() ([]netip.Addr, error) {
 	found, err := net.InterfaceAddrs()
 	if err != nil {
@@ -76,7 +77,7 @@ func hostAddrs() ([]netip.Addr, error) {
 	}
 	addrs := make([]netip.Addr, 0, len(found))
 	for _, f := range found {
-		if p, err := netip.ParsePrefix(f.String()); err == nil {
+		if p, err := netip.ParsePrefix(f.String()); err == nil && p.Addr().IsGlobalUnicast() {
 			addrs = append(append(addrs, p.Addr().Unmap()), onLink(p)...)
 		}
 	}

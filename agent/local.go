@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"reflect"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -97,8 +98,10 @@ func (l *local) build(context.Context) error {
 	if !synced || services == nil {
 		return nil
 	}
-	l.known.Store(peers.NewLocal(nodes, *services, l.subnets))
-	l.happened(clusterAddrsChanged)
+	if known := peers.NewLocal(nodes, *services, l.subnets); !reflect.DeepEqual(known, l.known.Load()) {
+		l.known.Store(known)
+		l.happened(clusterAddrsChanged)
+	}
 	return nil
 }
 

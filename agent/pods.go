@@ -32,7 +32,7 @@ func newPrefixes(a *agent, local *rest.Config, client kube.Client, server *kube.
 				Carries: carries && !slices.Equal(published, own),
 			}, known
 		},
-		Changed: func() { a.happened(thisNodeChanged, nil) }, Logger: a.log,
+		Changed: func() { a.happened(podPrefixesChanged, nil) }, Logger: a.log,
 	}), nil
 }
 

@@ -83,23 +83,28 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 		Cluster: cfg.Name, Device: r.device, Source: r.nodes, Rules: r.rules, Prober: r.prober,
 		PathChanged: happened(pathChanged), Wake: happened(sessionsDue), Store: r.store, Logger: a.log,
 	})
-	shared := []netip.Prefix{}
-	if a.cfg.Mark != 0 {
-		restored := peers.Around(cfg.PodSubnets, r.controller.State().Restored)
-		// As an earlier process has left them: the remote's nodes may not be on disk yet.
-		before, err := routes.Exempted(context.Background(), a.cfg.Mark, routes.Origin{Device: r.device.Name(), Subnets: cfg.PodSubnets}, cfg.ListenPort)
+	return r, r.recallShared()
+}
+
+// recallShared finds the pod subnets that contain endpoints of the remote's nodes, as an earlier
+// process has left them: by its stored nodes, and by its packet filter, as these may not be on disk.
+func (r *remote) recallShared() error {
+	mark, shared := r.agent.cfg.Mark, []netip.Prefix{}
+	if mark != 0 {
+		restored := peers.Around(r.cfg.PodSubnets, r.controller.State().Restored)
+		before, err := routes.Exempted(context.Background(), mark, routes.Origin{Device: r.device.Name(), Subnets: r.cfg.PodSubnets}, r.cfg.ListenPort)
 		// What can't be read without NET_ADMIN is what Preflight reports.
 		if err != nil && !errors.Is(err, routes.ErrNoFilter) && !errors.Is(err, fs.ErrPermission) {
-			return nil, err
+			return err
 		}
-		for _, s := range cfg.PodSubnets {
+		for _, s := range r.cfg.PodSubnets {
 			if slices.Contains(restored, s) || slices.Contains(before, s) {
 				shared = append(shared, s)
 			}
 		}
 	}
 	r.shared.Store(&shared)
-	return r, nil
+	return nil
 }
 
 // enginePath returns the program to start when no engine runs; empty: none.

@@ -37,10 +37,8 @@ func (h *host) syncRoutes(ctx context.Context) (effect, error) {
 			r.fenced.Store(true)
 		}
 		barred := func(s netip.Prefix) bool { return !slices.Contains(fenced.Passable, s) }
-		if !slices.ContainsFunc(r.cfg.PodSubnets, barred) {
-			r.passable.Store(true)
-		}
-		if !r.routed.Swap(true) {
+		passes := !slices.ContainsFunc(r.cfg.PodSubnets, barred) && !r.passable.Swap(true)
+		if !r.routed.Swap(true) || passes {
 			a.happened(hostPrepared, r)
 		}
 	}

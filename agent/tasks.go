@@ -19,7 +19,8 @@ type change uint64
 const (
 	kernelChanged change = 1 << iota // links, addresses, routes, rules, nf_tables or forwarding
 	hostAddrsChanged
-	thisNodeChanged // its object, or the prefixes of its pods
+	thisNodeChanged    // its object
+	podPrefixesChanged // of this node
 	localNodesChanged
 	localAPIAnswers
 	clusterAddrsChanged
@@ -41,7 +42,7 @@ const (
 func (c change) String() string {
 	var all []string
 	for i, name := range []string{
-		"the kernel", "addresses of this host", "this node", "nodes or services of this cluster", "the local API server answers",
+		"the kernel", "addresses of this host", "this node", "prefixes of its pods", "nodes or services of this cluster", "the local API server answers",
 		"addresses of this cluster", "refused remotes", "objects of the relay", "translation", "a path's state",
 		"remote nodes", "a link", "a device", "paths to endpoints", "nodes inside pod subnets", "host is prepared for peers", "sessions are due",
 	} {
@@ -71,7 +72,7 @@ func (a *agent) newTable() []*task {
 	orphans.on = refusalsChanged // Once is enough: only a restart changes which remotes are configured.
 	table := []*task{{
 		name: "this cluster", does: "what no endpoint or pod subnet of a remote may overlap",
-		on: localNodesChanged | thisNodeChanged | hostAddrsChanged, standby: true,
+		on: localNodesChanged | thisNodeChanged | podPrefixesChanged | hostAddrsChanged, standby: true,
 		rate:  reconcile.Config{MinInterval: time.Second, Resync: slowPass},
 		steps: []*step{a.step("addresses of this cluster", a.local.build), a.step("subnets of remotes", a.admission.recheck)},
 	}, {
@@ -81,12 +82,12 @@ func (a *agent) newTable() []*task {
 		steps: []*step{a.step("service ranges", a.local.readServices)},
 	}, {
 		name: "host", does: "what all remotes need in the kernel of this node",
-		on:    kernelChanged | thisNodeChanged | refusalsChanged | deviceChanged | sharedFound,
+		on:    kernelChanged | thisNodeChanged | podPrefixesChanged | refusalsChanged | deviceChanged | sharedFound,
 		rate:  reconcile.Config{MinInterval: hostSpacing, Burst: hostBurst, Resync: slowPass, BackoffMax: slowPass},
 		steps: a.host.steps(),
 	}, {
 		name: "publish", does: "key, endpoint and prefixes of this node as annotations of its object",
-		on:    thisNodeChanged | refusalsChanged | deviceChanged | translationChanged,
+		on:    thisNodeChanged | podPrefixesChanged | refusalsChanged | deviceChanged | translationChanged,
 		rate:  reconcile.Config{MinInterval: burstSpacing, Due: a.publisher.Due},
 		steps: []*step{a.step("publish", a.publish)},
 	}, {

@@ -91,8 +91,7 @@ type State struct {
 	Repairs int
 }
 
-// NewController returns a controller that starts from the stored nodes. A store that
-// can't be read is logged and counts as empty.
+// NewController returns a controller that starts from the stored nodes, see [Controller.Restore].
 func NewController(cfg ControllerConfig) *Controller {
 	log := cfg.Logger.With("cluster", cfg.Cluster, "device", cfg.Device.Name())
 	c := &Controller{
@@ -104,10 +103,17 @@ func NewController(cfg ControllerConfig) *Controller {
 		lines: rate.NewLimiter(rate.Every(time.Second), 50),
 	}
 	c.state.Store(&State{Origin: OriginNone})
-	last, err := cfg.Store.Load()
+	c.Restore()
+	return c
+}
+
+// Restore starts from the stored nodes, once more if another process has stored others. A store that
+// can't be read is logged and counts as empty. It must not be called after Reconcile.
+func (c *Controller) Restore() {
+	last, err := c.cfg.Store.Load()
 	if err != nil {
 		c.log.Warn("reading last applied peers failed: the mesh starts when the remote's API server has been read", "err", err)
-		return c
+		return
 	}
 	nodes, accepted := recall(last)
 	c.restored, c.accepted = nodes, accepted
@@ -121,9 +127,8 @@ func NewController(cfg ControllerConfig) *Controller {
 			c.restoredEndpoints[endpoint.Addr().Unmap()] = struct{}{}
 		}
 	}
-	cfg.Device.RestoreEndpoints(published)
+	c.cfg.Device.RestoreEndpoints(published)
 	c.state.Store(&State{Origin: OriginNone, Restored: slices.Collect(maps.Keys(c.restoredEndpoints))})
-	return c
 }
 
 // ReconcileDue returns when Reconcile is due without a change; zero: never.
@@ -301,7 +306,7 @@ func (c *Controller) logRejected(rejected []Rejection) {
 // claims their endpoint's address.
 func (c *Controller) logDisputed(disputed map[string]string) {
 	for _, node := range slices.Sorted(maps.Keys(disputed)) {
-		if claim := disputed[node]; c.disputed[node] != claim {
+		if claim := disputed[node]; c.disputed[node] != claim && c.lines.Allow() {
 			c.log.Warn("endpoint disputed: peer retained, it was accepted before", "node", node, "detail", claim)
 		}
 	}

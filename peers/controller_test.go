@@ -199,6 +199,16 @@ func TestControllerStartsFromDisk(t *testing.T) {
 	if diff := cmp.Diff([]tunnel.Key{key(2)}, d.keys()); diff != "" {
 		t.Errorf("once the remote answers (-want +got):\n%s", diff)
 	}
+
+	// One on standby starts from what the active process has stored by its end.
+	standby := start(t, &device{}, &remote{}, NewStore(dir, "wireguard.gcp", "gcp"), io.Discard)
+	if err := c.Save(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	standby.Restore()
+	if got, want := len(standby.State().Restored), 1; got != want {
+		t.Errorf("restored %d endpoints, want %d", got, want)
+	}
 }
 
 func TestControllerRetriesAfterAnError(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -286,7 +287,7 @@ func reportAt(now time.Time, node string, before *pathreport.Report, all map[str
 		}
 		if reported && settling && !was.AllBut {
 			for _, name := range was.Nodes {
-				if !slices.ContainsFunc(known, func(p paths.Path) bool { return p.Node == name }) {
+				if _, is := slices.BinarySearchFunc(known, name, func(p paths.Path, name string) int { return strings.Compare(p.Node, name) }); !is {
 					s.down, s.more = append(s.down, name), true
 				}
 			}

@@ -272,6 +272,17 @@ func TestEncryptedPacketsLeaveAndDontLoop(t *testing.T) {
 		}
 		return err
 	})
+	// Nodes of a new remote have addresses in the subnets of a removed one.
+	n.do(t, n.host, func() error {
+		rules := sharedRuleset()
+		rules.Exits[0].Device, rules.Origins, rules.Shared = "", nil, nil
+		_, err := newFilter(t).Sync(t.Context(), rules)
+		return err
+	})
+	send(nil)
+	if got := n.capture.leaked(t, n); got != len(remoteTargets) {
+		t.Errorf("%d encrypted packets leave to subnets of a removed remote, want %d", got, len(remoteTargets))
+	}
 }
 
 // intoDevice applies a change to routes of the main table into the device.

@@ -328,7 +328,8 @@ func byteAt(base, offset uint32) attr {
 // exitRules returns the rules of a chain that drop packets to a subnet that leave through
 // another device than the remote's, or through any for a remote without one. Packets to
 // the host itself leave through lo. Where packets of this host leave, encrypted ones are
-// accepted, unless they would enter the device that they come from. Their source port isn't
+// accepted, also to nodes of another remote in a subnet of a removed one, unless they would enter
+// the device that they come from. Their source port isn't
 // compared: it may have been translated. In nft(8) syntax:
 //
 //	ip daddr 10.4.0.0/16 meta l4proto udp meta mark & 0x1073 == 0x1073 oifname "wireguard.gcp" drop
@@ -336,21 +337,21 @@ func byteAt(base, offset uint32) attr {
 //	ip daddr 10.4.0.0/16 oifname != "wireguard.gcp" oifname != "lo" counter drop
 func exitRules(chain string, c claim, mark uint32) []object {
 	drop := ruleObject(chain, destinationIn(c.subnet), notThrough(unix.NFT_META_OIFNAME, c.device), counted(verdictDrop))
-	if mark == 0 || c.device == "" {
+	if mark == 0 {
 		return []object{drop}
 	}
 	encrypted := slices.Concat(destinationIn(c.subnet), protocolUDP(),
 		[]attr{expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_MARK), number(unix.NFTA_META_DREG, unix.NFT_REG_1))},
 		masked(host(mark), unix.NFT_CMP_EQ, host(mark)))
+	pass := ruleObject(chain, encrypted, verdict(verdictAccept))
+	if c.device == "" {
+		return []object{pass, drop}
+	}
 	looping := []attr{
 		expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_OIFNAME), number(unix.NFTA_META_DREG, unix.NFT_REG_1)),
 		compareTo(unix.NFT_CMP_EQ, linkName(c.device)),
 	}
-	return []object{
-		ruleObject(chain, encrypted, looping, verdict(verdictDrop)),
-		ruleObject(chain, encrypted, verdict(verdictAccept)),
-		drop,
-	}
+	return []object{ruleObject(chain, encrypted, looping, verdict(verdictDrop)), pass, drop}
 }
 
 // host returns a number as nf_tables holds marks and types: in the order of the host.

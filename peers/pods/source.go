@@ -267,6 +267,9 @@ func (s *Source) choose(ctx context.Context) time.Duration {
 	if err != nil {
 		// A failed request doesn't change the choice.
 		s.err.Store(&err)
+		if errors.Is(err, errUnread) {
+			return rechooseInterval // This node's object wakes it.
+		}
 		return s.again.Step()
 	}
 	s.err.Store(nil)
