@@ -148,16 +148,16 @@ func (r *remote) report(ctx context.Context, stale bool) {
 
 // skipped returns the pods that are in no set, or not with all of their addresses, for a reason.
 // Those for which there is no room are known to the leader only. Callers hold mu.
-func (r *remote) skipped(reason Reason) *statuspage.SkippedPods {
-	s := &statuspage.SkippedPods{}
+func (r *remote) skipped(reason Reason) statuspage.SkippedPods {
+	s := statuspage.SkippedPods{}
 	for p := range r.pods.skipped[reason] {
-		skip(s, p)
+		skip(&s, p)
 	}
 	for id := range r.quota.short[reason] {
 		have := r.c.objects(id)
 		for p := range r.pods.sets[id] {
 			if addrs, _ := r.pods.rules.admit(p); slices.ContainsFunc(addrs, func(addr netip.Addr) bool { return !holds(have, addr) }) {
-				skip(s, p)
+				skip(&s, p)
 			}
 		}
 	}

@@ -24,7 +24,7 @@ func wellReport() statuspage.Policy {
 				{Object: "gcp-sys-log-forwarder", Namespace: "sys-log", Name: "forwarder", Addresses: 2},
 				{Object: "gcp-shop-web", Namespace: "shop", Name: "web", Addresses: 1},
 			},
-			Skipped: map[string]*statuspage.SkippedPods{string(ReasonFinished): {Pods: 1, Examples: []string{"shop/job-1"}}},
+			Skipped: map[string]statuspage.SkippedPods{string(ReasonFinished): {Pods: 1, Examples: []string{"shop/job-1"}}},
 		}},
 	}
 }
@@ -118,7 +118,7 @@ func TestStatusSaysWhatIsWrong(t *testing.T) {
 		{
 			"pods that are skipped for a reason",
 			func(rep *statuspage.Policy) {
-				rep.Remotes[0].Skipped[string(ReasonOutside)] = &statuspage.SkippedPods{Pods: 2, Examples: []string{"a/b\x1b[2J", "c/d"}}
+				rep.Remotes[0].Skipped[string(ReasonOutside)] = statuspage.SkippedPods{Pods: 2, Examples: []string{"a/b\x1b[2J", "c/d"}}
 			},
 			[]string{"remote gcp: 2 pods are skipped: outside_pod_subnets"},
 			`gcp     2             outside_pod_subnets  a/b\x1b[2J, c/d`,

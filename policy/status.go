@@ -69,7 +69,7 @@ func (r *remote) status() statuspage.PolicyRemote {
 	r.mu.Lock()
 	st := statuspage.PolicyRemote{
 		Name: r.Rules.Cluster, API: apiStatus(r.feed), Stale: r.stale, Pods: r.pods.count,
-		Sets: []statuspage.NetworkSet{}, Skipped: map[string]*statuspage.SkippedPods{}, PodSubnetsMap: r.Rules.Map.String(),
+		Sets: []statuspage.NetworkSet{}, Skipped: map[string]statuspage.SkippedPods{}, PodSubnetsMap: r.Rules.Map.String(),
 	}
 	for _, reason := range append([]Reason{ReasonFinished, ReasonNoAddress}, abnormal...) {
 		if s := r.skipped(reason); s.Pods > 0 {

@@ -45,9 +45,9 @@ func (c *Cluster) Unanswered(err error) error {
 	case apierrors.IsUnauthorized(err):
 		return advise("the API server at %s doesn't accept the credentials of the kubeconfig", "log in again, or get a new kubeconfig for context "+in)
 	case apierrors.IsForbidden(err):
-		return advise("the API server at %s denies everything", "use a context with more rights; what this one has: "+Kubectl(c.Context, "auth can-i --list"))
+		return advise("the API server at %s denies everything", "use a context with more rights; what this one has: "+c.Kubectl("auth can-i --list"))
 	case strings.Contains(err.Error(), "getting credentials"):
-		return advise("no credentials for the API server at %s", "the kubeconfig gets them from another program: check that this works: "+Kubectl(c.Context, "get namespaces"))
+		return advise("no credentials for the API server at %s", "the kubeconfig gets them from another program: check that this works: "+c.Kubectl("get namespaces"))
 	case strings.Contains(err.Error(), "proxyconnect"):
 		return advise("the API server at %s is not reached through the proxy", "check proxy-url of context "+in+", or the variables HTTPS_PROXY and NO_PROXY")
 	case strings.Contains(err.Error(), "HTTP response to HTTPS client"):

@@ -20,9 +20,9 @@ import (
 
 // Cluster is a cluster that the administrator has access to.
 type Cluster struct {
-	// Name is the cluster's name in the configuration, Context the name of its kubeconfig
-	// context.
-	Name, Context string
+	// Name is the cluster's name in the configuration.
+	Name string
+	Access
 	// Server is the API server's address in the kubeconfig.
 	Server string
 	// Insecure is the kubeconfig's insecure-skip-tls-verify. It applies to the
@@ -104,7 +104,7 @@ func (s *Session) cluster(config *clientcmdapi.Config, name string) (*Cluster, e
 	rest.WarningHandlerWithContext = noWarnings
 	kube.Bound(rest, maxResponse)
 	rest.Wrap(func(next http.RoundTripper) http.RoundTripper { return answers{next} })
-	c := &Cluster{Name: name, Context: context, Server: rest.Host, Insecure: rest.Insecure, Config: rest}
+	c := &Cluster{Name: name, Access: Access{context, s.kubeconfig}, Server: rest.Host, Insecure: rest.Insecure, Config: rest}
 	client, err := kubernetes.NewForConfig(rest)
 	if err != nil {
 		return nil, fmt.Errorf("%s: context %s of the kubeconfig: %w", name, context, err)

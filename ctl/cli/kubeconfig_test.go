@@ -160,7 +160,7 @@ func TestUnanswered(t *testing.T) {
 		"no authority":     {answer(200, ""), "{token: x}", func(k string) string { return strings.Replace(k, "certificate-authority-data", "x", 1) }, "isn't of the certificate authority", ""},
 		"bad credentials":  {answer(401, "Unauthorized"), "{token: x}", nil, "doesn't accept the credentials", "log in again"},
 		"nothing allowed":  {answer(403, "Forbidden"), "{token: x}", nil, "denies everything", "auth can-i --list"},
-		"a missing plugin": {answer(200, ""), "{exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: semaphore-none}}", nil, "no credentials for", "kubectl --context aws get namespaces"},
+		"a missing plugin": {answer(200, ""), "{exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: semaphore-none}}", nil, "no credentials for", "--context aws get namespaces"},
 		"no proxy": {answer(200, ""), "{token: x}", func(k string) string {
 			return strings.Replace(k, "server:", "proxy-url: 'http://127.0.0.1:1', server:", 1)
 		}, "not reached through the proxy", "HTTPS_PROXY"},
@@ -207,7 +207,7 @@ func TestLines(t *testing.T) {
 	if got := s.Line("leave", "aws", "gcp"); got != "semaphorectl leave aws gcp --kubeconfig k --context aws=prod/eu" {
 		t.Error(got)
 	}
-	if got := s.Kubectl("prod/eu", "get %s", "-x"); got != "kubectl --kubeconfig k --context prod/eu get '<a name that begins with a dash>'" {
+	if got := (Access{"prod/eu", "k"}).Kubectl("get %s", "-x"); got != "kubectl --kubeconfig k --context prod/eu get '<a name that begins with a dash>'" {
 		t.Error(got)
 	}
 }

@@ -7,10 +7,18 @@ import (
 	"strings"
 )
 
+// Access is how kubectl reaches a cluster. The zero value is for its own defaults.
+type Access struct {
+	// Context is the name of the cluster's kubeconfig context, and Kubeconfig the file that was
+	// given; empty: that of the environment.
+	Context    string
+	Kubeconfig string `json:"-"`
+}
+
 // Kubectl returns a kubectl command for a person to run. Each string from a cluster becomes
 // one word, and never an option: of several --kubeconfig kubectl uses the last one, and runs
 // its exec plugins.
-func Kubectl(context, format string, args ...any) string {
+func (a Access) Kubectl(format string, args ...any) string {
 	for i, arg := range args {
 		switch word, is := arg.(string); {
 		case is && strings.HasPrefix(word, "-"):
@@ -19,16 +27,11 @@ func Kubectl(context, format string, args ...any) string {
 			args[i] = Quote(word)
 		}
 	}
-	return "kubectl --context " + Quote(context) + " " + fmt.Sprintf(format, args...)
-}
-
-// Kubectl is Kubectl with the kubeconfig of this session.
-func (s *Session) Kubectl(context, format string, args ...any) string {
-	line := Kubectl(context, format, args...)
-	if s.kubeconfig == "" {
-		return line
+	line := "kubectl "
+	if a.Kubeconfig != "" {
+		line += "--kubeconfig " + Quote(a.Kubeconfig) + " "
 	}
-	return strings.Replace(line, "kubectl ", "kubectl --kubeconfig "+Quote(s.kubeconfig)+" ", 1)
+	return line + "--context " + Quote(a.Context) + " " + fmt.Sprintf(format, args...)
 }
 
 // Quote quotes a word for a shell.

@@ -39,7 +39,7 @@ func TestLacks(t *testing.T) {
 				review.Status.Allowed = c.may(*review.Spec.ResourceAttributes)
 				return true, review, nil
 			})
-			got, err := (&Cluster{Name: "aws", Context: "aws", Client: client}).Lacks(t.Context(), wanted)
+			got, err := (&Cluster{Name: "aws", Access: Access{Context: "aws"}, Client: client}).Lacks(t.Context(), wanted)
 			if got != c.want || (err != nil) != c.fails {
 				t.Errorf("lacks %q, %v", got, err)
 			}

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/deploy"
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
@@ -58,6 +57,14 @@ func blocks(zones []Zone, like *Server, domain string, others func(zone string) 
 	}
 	block, rest := strings.TrimSpace(text[first:second]), strings.TrimSpace(text[second:])
 	var all []string
+	port, bind, access := adapt(like)
+	// add adds a block, with further words to replace. What replaces a word isn't looked at again: a
+	// remote may have a name such as local-1.
+	add := func(block string, words ...string) {
+		words = append(words, "cluster.local", domain, `cluster\.local`, regexp.QuoteMeta(domain),
+			":53 {\n", port+" {\n"+bind, "        namespaces", access+"        namespaces", "        multicluster", access+"        multicluster")
+		all = append(all, strings.NewReplacer(words...).Replace(block))
+	}
 	for _, z := range zones {
 		if z == (Zone{}) {
 			continue
@@ -74,15 +81,13 @@ func blocks(zones []Zone, like *Server, domain string, others func(zone string) 
 		if others(z.Remote.Zone()) {
 			continue
 		}
-		all = append(all, strings.NewReplacer(
-			"cluster.aws", z.Remote.Zone(), `cluster\.aws`, `cluster\.`+string(z.Remote),
-			"aws-", z.Prefix+"-").Replace(block))
+		add(block, "cluster.aws", z.Remote.Zone(), `cluster\.aws`, `cluster\.`+string(z.Remote), "aws-", z.Prefix+"-")
 	}
 	if err := shadows(global, domain); err != nil {
 		return "", err
 	}
 	if !others(global) {
-		all = append(all, rest)
+		add(rest)
 	}
 	if slices.Contains(zones, Zone{}) && !others(ClusterSet) {
 		if err := shadows(ClusterSet, domain); err != nil {
@@ -93,11 +98,9 @@ func blocks(zones []Zone, like *Server, domain string, others func(zone string) 
 			return "", err
 		}
 		_, block, _ := strings.Cut("\n"+string(content), "\n"+ClusterSet)
-		all = append(all, ClusterSet+strings.TrimSpace(block))
+		add(ClusterSet + strings.TrimSpace(block))
 	}
-	port, bind, access := adapt(like)
-	return strings.NewReplacer("cluster.local", domain, `cluster\.local`, regexp.QuoteMeta(domain), "sys-semaphore", cli.Namespace,
-		":53 {\n", port+" {\n"+bind, "        namespaces", access+"        namespaces", "        multicluster", access+"        multicluster").Replace(strings.Join(all, "\n\n")), nil
+	return strings.Join(all, "\n\n"), nil
 }
 
 // adapt returns what differs in our server blocks for a CoreDNS whose server block of the

@@ -118,6 +118,20 @@ func TestBlocks(t *testing.T) {
 	}
 }
 
+// TestWordsOfNames has names that contain words of our example, and a block without arguments of
+// kubernetes, whose zones are those of the block.
+func TestWordsOfNames(t *testing.T) {
+	got, err := setupOf(t, "k8s.example:1053 {\n    kubernetes\n}\n").Blocks([]Zone{{"local-aws", "aws-1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"cluster.local-aws:1053 {", "kubernetes k8s.example cluster.local-aws {", "aws-1-{3}-73736d-{2}.sys-semaphore.svc.k8s.example"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+}
+
 // TestBlocksOfTheDomain rejects zones that shadow the cluster's domain: a server block for
 // cluster.local answers NXDOMAIN to kubernetes.default.svc.cluster.local.
 func TestBlocksOfTheDomain(t *testing.T) {

@@ -343,8 +343,12 @@ func (s *Setup) parse(main string, mounts []mount) error {
 	for i := range s.others {
 		o := &s.others[i]
 		s.Reloads = s.Reloads || o.directive("reload") != nil
-		if d := o.directive("kubernetes"); d != nil && len(d.Args) > 0 && (s.like == nil || s.like.plain() == Address{} && o.plain() != Address{}) {
-			if domain := strings.TrimSuffix(d.Args[0], "."); len(validation.IsDNS1123Subdomain(domain)) == 0 {
+		if d := o.directive("kubernetes"); d != nil && (s.like == nil || s.like.plain() == Address{} && o.plain() != Address{}) {
+			domain := o.Zones[0].Zone // unless it names others
+			if len(d.Args) > 0 {
+				domain = d.Args[0]
+			}
+			if domain = strings.TrimSuffix(domain, "."); len(validation.IsDNS1123Subdomain(domain)) == 0 {
 				s.like, s.Domain = o, domain
 			}
 		}
@@ -409,14 +413,14 @@ func (s *Setup) Restart() string {
 }
 
 // Show is a command that shows the ConfigMaps with server blocks.
-func (s *Setup) Show(context string) string {
+func (s *Setup) Show(access cli.Access) string {
 	names := []string{s.Main}
 	for _, at := range append(slices.Clone(s.ours), s.target) {
 		if !slices.Contains(names, at.name) && s.maps[at.name] != nil {
 			names = append(names, at.name)
 		}
 	}
-	return cli.Kubectl(context, "-n %s get configmap "+strings.Join(names, " ")+" -o yaml", s.Namespace)
+	return access.Kubectl("-n %s get configmap "+strings.Join(names, " ")+" -o yaml", s.Namespace)
 }
 
 // Serves reports whether CoreDNS has a server block for a zone.

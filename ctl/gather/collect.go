@@ -151,11 +151,10 @@ func (a *archive) text(name, text string) error {
 
 // cluster adds one cluster.
 func (a *archive) cluster(ctx context.Context, c *cli.Cluster, survey *inspect.Cluster) error {
-	body, err := json.MarshalIndent(survey, "", " ")
-	if err != nil {
-		return err
-	}
-	if err := a.text(c.Name+"/survey.json", string(body)+"\n"); err != nil {
+	// Times of a year after 9999, which a cluster may name, aren't encoded.
+	if body, err := json.MarshalIndent(survey, "", " "); err != nil {
+		a.missing(c, "survey", err)
+	} else if err := a.text(c.Name+"/survey.json", string(body)+"\n"); err != nil {
 		return err
 	}
 	if !survey.Kubernetes.Known() {

@@ -45,6 +45,8 @@ func TestRedact(t *testing.T) {
 		"x -----BEGIN PRIVATE KEY-----\ncut off":                       "x [REDACTED]",
 		"get https://me:planted@api.example:6443/x":                    "get https://[REDACTED]@api.example:6443/x",
 		"Authorization: Bearer planted-opaque-token":                   "Authorization: Bearer [REDACTED]",
+		"https://me:pla@nted@api.example/x":                            "https://[REDACTED]@api.example/x",
+		`{"a":"{\"password\":\"planted1\"}"}`:                          `{"a":"{\"password\":\"[REDACTED]\"}"}`,
 		`password=planted1 next`:                                       "password=[REDACTED] next",
 		`{"clientSecret": "planted1", "secretName":"name"}`:            `{"clientSecret": "[REDACTED]", "secretName":"name"}`,
 		"PrivateKey = " + private + "\nPublicKey = " + public:          "PrivateKey = [REDACTED]\nPublicKey = " + public,
@@ -80,7 +82,7 @@ func at(t *testing.T, name string, objects ...runtime.Object) *cli.Cluster {
 		untyped = append(untyped, u)
 	}
 	return &cli.Cluster{
-		Name: name, Context: name, Client: fake.NewClientset(objects...), Config: &rest.Config{Host: "https://127.0.0.1:1"},
+		Name: name, Access: cli.Access{Context: name}, Client: fake.NewClientset(objects...), Config: &rest.Config{Host: "https://127.0.0.1:1"},
 		Dynamic: dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), lists, untyped...),
 	}
 }

@@ -102,7 +102,7 @@ func outdated(c *inspect.Cluster, handed map[string][]string, issued map[[2]stri
 		if t.Node != "" {
 			name += " on " + t.Node
 		}
-		remedy := fmt.Sprintf("if that doesn't end, restart it: %s", c.Kubectl("-n %s rollout restart %s", cli.Namespace, workload(tool)))
+		remedy := "if that doesn't end, restart it: " + restart(c.Access, tool)
 		switch {
 		case t.Error != "" && (t.Reason == kube.TokenRefused || t.Reason == kube.CredentialsMissing):
 			return fmt.Errorf("%s: %s: a request to %s with the credentials on disk: %s; %s", c.Name, name, t.Remote, t.Error, remedy)

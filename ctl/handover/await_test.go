@@ -44,7 +44,7 @@ func TestOutdated(t *testing.T) {
 		"one that isn't joined":    {"oracle", statuspage.CredentialCheck{Error: "Unauthorized", Reason: kube.TokenRefused}, ""},
 	} {
 		report := &statuspage.Mirror{Credentials: map[string]statuspage.CredentialCheck{c.remote: c.check}}
-		cluster := &inspect.Cluster{Name: "aws", Context: "prod", Mirrors: []inspect.Reported[statuspage.Mirror]{{Fact: inspect.Fact[*statuspage.Mirror]{Value: report}}}}
+		cluster := &inspect.Cluster{Name: "aws", Access: cli.Access{Context: "prod"}, Mirrors: []inspect.Reported[statuspage.Mirror]{{Fact: inspect.Fact[*statuspage.Mirror]{Value: report}}}}
 		err := outdated(cluster, handed, issued)
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "aws: semaphore-service-mirror") ||
 			!strings.HasSuffix(err.Error(), "kubectl --context prod -n sys-semaphore rollout restart deployment/semaphore-service-mirror")) {

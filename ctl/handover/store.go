@@ -61,16 +61,22 @@ func change(ctx context.Context, s *cli.Session, c *cli.Cluster, tool string, da
 	}
 	// Kubelets don't watch immutable Secrets
 	// (https://kubernetes.io/docs/concepts/configuration/secret/#secret-immutable).
-	s.Warn("%s: the Secret %s was immutable and was replaced by a mutable one; restart the pods that use it: kubectl --context %s -n %s rollout restart %s",
-		c.Name, secret(tool), c.Context, cli.Namespace, workload(tool))
+	s.Warn("%s: the Secret %s was immutable and was replaced by a mutable one; restart the pods that use it: %s",
+		c.Name, secret(tool), restart(c.Access, tool))
 	return nil
 }
 
-func workload(tool string) string {
+// restart returns the command that restarts the programs of a tool.
+func restart(access cli.Access, tool string) string {
+	workload := "deployment/semaphore-" + manifests.Account(tool)
 	if tool == manifests.WireGuard {
-		return "daemonset/semaphore-wireguard, or deployment/semaphore-relay where agents read nodes from it"
+		workload = "daemonset/semaphore-wireguard"
 	}
-	return "deployment/semaphore-" + manifests.Account(tool)
+	command := access.Kubectl("-n %s rollout restart %s", cli.Namespace, workload)
+	if tool == manifests.WireGuard {
+		command += " (or deployment/semaphore-relay, where agents read nodes from it)"
+	}
+	return command
 }
 
 // replaceTimeout bounds the replacement of a Secret. An interruption doesn't end it, as the

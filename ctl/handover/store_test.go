@@ -56,7 +56,7 @@ func TestImmutable(t *testing.T) {
 			var said strings.Builder
 			session := quiet()
 			session.Err = &said
-			aws := &cli.Cluster{Name: "aws", Context: "prod", Client: server, Config: &rest.Config{}}
+			aws := &cli.Cluster{Name: "aws", Access: cli.Access{Context: "prod"}, Client: server, Config: &rest.Config{}}
 			if err := c.do(t, session, aws); err != nil {
 				t.Fatal(err)
 			}

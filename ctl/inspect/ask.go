@@ -30,6 +30,12 @@ var agents = program{WireGuard, "agent", 7773}
 
 // ask reads the reports of all our programs, askers at the same time.
 func (t *collector) ask(ctx context.Context) {
+	// Pods that don't answer must not take the time for all else.
+	if end, limited := ctx.Deadline(); limited {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, time.Until(end)/2, errors.New("no time left: too many pods don't answer (--timeout)"))
+		defer cancel()
+	}
 	slots := make(chan struct{}, askers)
 	var asking sync.WaitGroup
 	askAll(ctx, t, &t.Agents, agents, slots, &asking)

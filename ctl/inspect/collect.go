@@ -102,7 +102,7 @@ type collector struct {
 }
 
 func collect(ctx context.Context, access *cli.Cluster, only []Question) *Cluster {
-	t := &collector{Cluster: &Cluster{Name: access.Name, Context: access.Context, Taken: time.Now()}, access: access, client: access.Client, clock: &clock{}}
+	t := &collector{Cluster: &Cluster{Name: access.Name, Access: access.Access, Taken: time.Now()}, access: access, client: access.Client, clock: &clock{}}
 	if len(only) == 0 {
 		config := rest.CopyConfig(access.Config)
 		config.Wrap(func(next http.RoundTripper) http.RoundTripper { return t.clock.over(next) })
@@ -156,7 +156,7 @@ func collect(ctx context.Context, access *cli.Cluster, only []Question) *Cluster
 			return coredns.Read(ctx, t.client)
 		})
 		if t.DNS.Value != nil {
-			t.DNS.Source = t.DNS.Value.Show(t.Context)
+			t.DNS.Source = t.DNS.Value.Show(t.Access)
 		}
 	})
 	ask(Rest, func() { t.Pools = read(ctx, t.Kubectl("get ippools -o yaml"), t.pools) })

@@ -27,7 +27,7 @@ import (
 func fakeCluster(server string, objects ...runtime.Object) *cli.Cluster {
 	client := fake.NewClientset(objects...)
 	client.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &version.Info{GitVersion: "v1.36.3", Minor: "36+"}
-	return &cli.Cluster{Name: "aws", Context: "aws", Server: server, Config: &rest.Config{}, Client: client, Dynamic: fakedynamic.NewSimpleDynamicClient(scheme.Scheme)}
+	return &cli.Cluster{Name: "aws", Access: cli.Access{Context: "aws"}, Server: server, Config: &rest.Config{}, Client: client, Dynamic: fakedynamic.NewSimpleDynamicClient(scheme.Scheme)}
 }
 
 func node(name, address string, pods ...string) *corev1.Node {

@@ -243,9 +243,9 @@ func (s *KubeService) add(slice *discoveryv1.EndpointSlice, port string, subnets
 			continue
 		}
 		s.Ready++
-		for _, address := range e.Addresses {
+		for _, address := range e.Addresses[:min(1, len(e.Addresses))] { // which all consumers use
 			ip, err := endpoint.ParseAddr(address)
-			if err == nil && len(subnets) > 0 {
+			if err == nil {
 				ip = subnets.Virtual(ip)
 				address = ip.String()
 			}

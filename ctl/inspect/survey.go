@@ -33,9 +33,9 @@ func (f Fact[T]) Known() bool { return f.Err == "" }
 
 // Cluster is the facts about one cluster.
 type Cluster struct {
-	// Name is the cluster's name in the configuration, Context the name of its kubeconfig
-	// context.
-	Name, Context string
+	// Name is the cluster's name in the configuration.
+	Name string
+	cli.Access
 	// Taken is the time of the survey, by our clock.
 	Taken time.Time
 	// Clock is by how much the API server's clock is ahead of ours.
@@ -149,11 +149,6 @@ func (c *Cluster) Unread() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// Kubectl is cli.Kubectl for this cluster.
-func (c *Cluster) Kubectl(format string, args ...any) string {
-	return cli.Kubectl(c.Context, format, args...)
 }
 
 func byName[T any](list []T, name func(*T) string) []T {

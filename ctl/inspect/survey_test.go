@@ -94,7 +94,7 @@ func TestSettingsByTheirName(t *testing.T) {
 // TestKubectl checks that an object's name is one word of a command that people paste into a
 // shell.
 func TestKubectl(t *testing.T) {
-	c := &Cluster{Context: "prod eu"}
+	c := &Cluster{Access: cli.Access{Context: "prod eu"}}
 	got := c.Kubectl("-n %s get node %s -o yaml", "sys-semaphore", "n; reboot '")
 	if want := `kubectl --context 'prod eu' -n sys-semaphore get node 'n; reboot '\''' -o yaml`; got != want {
 		t.Errorf("%s, expected %s", got, want)

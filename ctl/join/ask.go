@@ -131,7 +131,7 @@ func unprobed(c *cli.Cluster, image string, failed map[string]error) []fault {
 		if len(of) > 1 {
 			what = "temporary pods on the nodes " + cli.Some(5, of...) + " failed: "
 		}
-		remedy := "see what " + cli.Kubectl(c.Context, "-n %s get events", probe.Namespace) + " says about it; --no-probe skips this check"
+		remedy := "see what " + c.Kubectl("-n %s get events", probe.Namespace) + " says about it; --no-probe skips this check"
 		if probe.IsImage(failed[of[0]]) {
 			remedy = "check that nodes can pull the image " + image + ", or set another one with --image"
 		}

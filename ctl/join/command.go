@@ -248,7 +248,7 @@ func (a *installation) write(directory string) error {
 			where = dns.Target()
 		}
 		if f.Installed.Relay && !a.wanted[i].Relay && !a.wanted[i].RelayAlone {
-			a.Say("%s: the values no longer have semaphore-relay. When all agents are rolled out, delete it: %s", f.Name, a.Kubectl(a.clusters[i].Context,
+			a.Say("%s: the values no longer have semaphore-relay. When all agents are rolled out, delete it: %s", f.Name, a.clusters[i].Kubectl(
 				"-n %s delete deployment %s", cli.Namespace, inspect.Relay))
 		}
 		a.Say("%s: add the server blocks in %s to %s", f.Name, filepath.Join(directory, f.Name, "Corefile"), where)

@@ -81,7 +81,7 @@ func TestLeaveTouchesNeighboursOnly(t *testing.T) {
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "semaphore", Namespace: cli.Namespace}, Data: map[string]string{"SEMAPHORE_CLUSTER_NAME": "merit"}},
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "kube-root-ca.crt", Namespace: metav1.NamespaceSystem}})
 	client.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &version.Info{GitVersion: "v1.36.3", Minor: "36"}
-	merit := &cli.Cluster{Name: "merit", Context: "merit", Config: &rest.Config{}, Client: client, Dynamic: fakedynamic.NewSimpleDynamicClient(scheme.Scheme)}
+	merit := &cli.Cluster{Name: "merit", Access: cli.Access{Context: "merit"}, Config: &rest.Config{}, Client: client, Dynamic: fakedynamic.NewSimpleDynamicClient(scheme.Scheme)}
 	var out bytes.Buffer
 	a := newInstallation(t.Context(), &cli.Session{Err: &out}, []*cli.Cluster{merit}, Options{})
 	if err := a.separate(t.Context(), func(*inspect.Facts) ([]internalcluster.Name, bool) { return []internalcluster.Name{"aws"}, false }); err != nil {

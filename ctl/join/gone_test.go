@@ -47,7 +47,7 @@ func TestOnlyWhatIsGoneIsGone(t *testing.T) {
 			f := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
 			f.Installed.Settings = c.settings
 			s, _ := printed()
-			err := (&installation{Session: s}).unreached(t.Context(), &cli.Cluster{Name: "aws", Context: "aws", Client: client}, f, "merit")
+			err := (&installation{Session: s}).unreached(t.Context(), &cli.Cluster{Name: "aws", Access: cli.Access{Context: "aws"}, Client: client}, f, "merit")
 			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("%v, expected %q", err, c.want)
 			}
@@ -96,7 +96,7 @@ func TestPlanOfLeaving(t *testing.T) {
 // them.
 func TestNoClusterIsUninstalledUnasked(t *testing.T) {
 	s, out := printed()
-	a := &installation{Session: s, clusters: []*cli.Cluster{{Name: "merit", Context: "merit"}}, facts: []*inspect.Facts{{Name: "merit", Installed: inspect.Installed{Tools: []string{"wireguard"}}}},
+	a := &installation{Session: s, clusters: []*cli.Cluster{{Name: "merit", Access: cli.Access{Context: "merit"}}}, facts: []*inspect.Facts{{Name: "merit", Installed: inspect.Installed{Tools: []string{"wireguard"}}}},
 		settings: make([]inspect.Settings, 1)}
 	if err := a.separate(t.Context(), func(*inspect.Facts) ([]cluster.Name, bool) { return []cluster.Name{"aws"}, false }); err != nil {
 		t.Fatal(err)
@@ -109,7 +109,7 @@ func TestNoClusterIsUninstalledUnasked(t *testing.T) {
 // TestLeaveOfADeadCluster says how to have the others forget it.
 func TestLeaveOfADeadCluster(t *testing.T) {
 	s, _ := printed()
-	dead := &inspect.Facts{Name: "merit", Unread: []error{(&cli.Cluster{Server: "https://m", Context: "merit"}).Unanswered(errAway)}}
+	dead := &inspect.Facts{Name: "merit", Unread: []error{(&cli.Cluster{Server: "https://m", Access: cli.Access{Context: "merit"}}).Unanswered(errAway)}}
 	a := &installation{Session: s, facts: []*inspect.Facts{dead, healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")}}
 	a.facts[1].Installed.Settings = inspect.Settings{"SEMAPHORE_CLUSTER_NAME": "aws"}
 	const fault = "merit: the API server at https://m doesn't answer: away: check that it runs, that the address in the kubeconfig is right, and that it is reachable from here\n1 fault, nothing was changed\n"

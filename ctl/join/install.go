@@ -170,7 +170,7 @@ func rolledOut(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured
 		return rollout(now)
 	})
 	if err != nil {
-		return fmt.Errorf("%w; see %s", err, cli.Kubectl(c.Context, "-n %s get pods", cli.Namespace))
+		return fmt.Errorf("%w; see %s", err, c.Kubectl("-n %s get pods", cli.Namespace))
 	}
 	return nil
 }

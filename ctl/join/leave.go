@@ -446,7 +446,7 @@ func cleaned(ctx context.Context, c *cli.Cluster) error {
 	err = cli.List(ctx, c.Client.CoreV1().Pods(cli.Namespace), agents, func(p *corev1.Pod) error {
 		if !hasCleaned(p) {
 			return fmt.Errorf("%s: node %s: pod %s hasn't cleaned up yet: see %s; if the node was removed for good, delete its Node",
-				c.Name, p.Spec.NodeName, p.Name, cli.Kubectl(c.Context, "-n %s logs %s", cli.Namespace, p.Name))
+				c.Name, p.Spec.NodeName, p.Name, c.Kubectl("-n %s logs %s", cli.Namespace, p.Name))
 		}
 		return nil
 	})

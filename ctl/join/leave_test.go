@@ -56,7 +56,7 @@ func TestCleaned(t *testing.T) {
 	}}}
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: agent, Namespace: cli.Namespace}}
 	client := fake.NewClientset(set, node)
-	c := &cli.Cluster{Name: "aws", Context: "aws", Client: client}
+	c := &cli.Cluster{Name: "aws", Access: cli.Access{Context: "aws"}, Client: client}
 	if err := cleaned(t.Context(), c); err != nil {
 		t.Errorf("it waits: %v", err)
 	}
@@ -97,7 +97,7 @@ func TestForeign(t *testing.T) {
 		}
 		clientset := fake.NewClientset()
 		clientset.Resources = []*metav1.APIResourceList{{GroupVersion: "v1", APIResources: []metav1.APIResource{{Name: "serviceaccounts", Kind: "ServiceAccount", Namespaced: true}}}}
-		cluster := &cli.Cluster{Name: "aws", Context: "aws", Dynamic: client, Client: clientset}
+		cluster := &cli.Cluster{Name: "aws", Access: cli.Access{Context: "aws"}, Dynamic: client, Client: clientset}
 		faults := foreign(t.Context(), cluster, []*unstructured.Unstructured{object(nil)})
 		if c.want == "" && len(faults) > 0 || c.want != "" && (len(faults) != 1 || !strings.Contains(faults[0].String(), c.want)) {
 			t.Errorf("%s: faults %v", name, faults)
@@ -123,7 +123,7 @@ func TestPolicyOfAKilledRun(t *testing.T) {
 		map[schema.GroupVersionResource]string{policies: "NetworkPolicyList"}, left, foreign, elsewhere)
 	clientset := fake.NewClientset()
 	clientset.Resources = []*metav1.APIResourceList{{GroupVersion: version, APIResources: []metav1.APIResource{{Name: "networkpolicies", Kind: "NetworkPolicy", Namespaced: true}}}}
-	cluster := &cli.Cluster{Name: "aws", Context: "aws", Dynamic: client, Client: clientset}
+	cluster := &cli.Cluster{Name: "aws", Access: cli.Access{Context: "aws"}, Dynamic: client, Client: clientset}
 	if err := deleteOwn(t.Context(), cluster); err != nil {
 		t.Error(err)
 	}
@@ -138,7 +138,7 @@ func TestPolicyOfAKilledRun(t *testing.T) {
 func TestDiscoveryIsNarrow(t *testing.T) {
 	client := fakedynamic.NewSimpleDynamicClient(scheme.Scheme)
 	clientset := fake.NewClientset()
-	cluster := &cli.Cluster{Name: "aws", Context: "aws", Dynamic: client, Client: clientset}
+	cluster := &cli.Cluster{Name: "aws", Access: cli.Access{Context: "aws"}, Dynamic: client, Client: clientset}
 	objects, err := (&manifests.Cluster{
 		Name: "aws", Tools: manifests.Tools(), Remotes: []internalcluster.Name{"gcp"}, Image: "i", Pools: schema.GroupVersion{Group: "projectcalico.org", Version: "v3"},
 		Settings: map[string]string{"SEMAPHORE_REMOTE_GCP_API_URL": "https://x", "SEMAPHORE_REMOTE_GCP_POD_SUBNETS": "10.4.0.0/16", "SEMAPHORE_REMOTE_GCP_WG_LISTEN_PORT": "51840"},

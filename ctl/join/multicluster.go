@@ -241,7 +241,7 @@ func (a *installation) dropCRDs(ctx context.Context, c *cli.Cluster, of string, 
 				words[i] = name
 			}
 			a.Warn("%s: the CRDs of %s stay, because of %s; to delete these, too: %s",
-				c.Name, of, cli.Count(left, "object"), a.Kubectl(c.Context, "delete customresourcedefinitions"+strings.Repeat(" %s", len(words)), words...))
+				c.Name, of, cli.Count(left, "object"), c.Kubectl("delete customresourcedefinitions"+strings.Repeat(" %s", len(words)), words...))
 			return nil
 		}
 	}

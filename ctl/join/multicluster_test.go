@@ -183,7 +183,7 @@ func TestCRDsAreDeleted(t *testing.T) {
 			{Group: "multicluster.x-k8s.io", Version: "v1beta1", Resource: "serviceimports"}: "ServiceImportList",
 		}, objects...)
 		var out strings.Builder
-		cluster := &cli.Cluster{Name: "aws", Context: "aws", Config: &rest.Config{}, Client: fake.NewClientset(), Dynamic: client}
+		cluster := &cli.Cluster{Name: "aws", Access: cli.Access{Context: "aws"}, Config: &rest.Config{}, Client: fake.NewClientset(), Dynamic: client}
 		f := inspect.Read(t.Context(), cluster)
 		if err := (&installation{Session: &cli.Session{Err: &out}}).deleteCRDs(t.Context(), cluster, f); err != nil {
 			t.Fatal(err)

@@ -27,9 +27,9 @@ func (a *installation) next() {
 			name = prefix + "-default-73736d-web." + cli.Namespace
 		}
 		a.Say("  mirror a Service of %s, here web in the namespace default:", there.Name)
-		a.Say("    %s", a.Kubectl(there.Context, "-n default label service web mirror.semaphore.uw.io/mirror-service=true"))
+		a.Say("    %s", there.Kubectl("-n default label service web mirror.semaphore.uw.io/mirror-service=true"))
 		a.Say("  look up its name in %s:", here.Name)
-		a.Say("    %s", a.Kubectl(here.Context, "run ask --rm -it --restart=Never --image=busybox -- nslookup %s", name))
+		a.Say("    %s", here.Kubectl("run ask --rm -it --restart=Never --image=busybox -- nslookup %s", name))
 	}
 	a.Say("  see the state, and the causes of faults:")
 	a.Say("    %s", a.Line(append([]string{"status"}, words...)...))

@@ -204,7 +204,7 @@ func relayCluster(t *testing.T, objects []*unstructured.Unstructured, typed ...r
 	if len(objects) > 0 {
 		clientset.Resources = []*metav1.APIResourceList{{GroupVersion: v1alpha1.GroupVersion().String(), APIResources: []metav1.APIResource{{Name: v1alpha1.Resource, Kind: v1alpha1.Kind, Namespaced: true}}}}
 	}
-	return &cli.Cluster{Name: "aws", Context: "aws", Client: clientset, Dynamic: client}
+	return &cli.Cluster{Name: "aws", Access: cli.Access{Context: "aws"}, Client: clientset, Dynamic: client}
 }
 
 func lease(name string, renewed time.Time) *coordinationv1.Lease {

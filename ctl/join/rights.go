@@ -103,7 +103,7 @@ func (w *wants) relay(removes bool) {
 // without them leave would end half way.
 func rightsToLeave(ctx context.Context, c *cli.Cluster, f *inspect.Facts, objects []*unstructured.Unstructured) []fault {
 	w := ofBoth(f)
-	w.add("kube-system", "", "update", "configmaps")
+	w.add("kube-system", "", "update delete", "configmaps")
 	w.add(cli.Namespace, "discovery.k8s.io", "delete", "endpointslices")
 	w.add(cli.Namespace, "", "delete", "services")
 	w.add(cli.Namespace, "", "patch", "configmaps")
@@ -143,5 +143,5 @@ func lacks(ctx context.Context, c *cli.Cluster, wanted wants) []fault {
 		return nil
 	}
 	return []fault{{cluster: c.Name, what: c.Account(ctx) + " may not " + missing,
-		remedy: "use a context with these rights, such as those of the ClusterRole cluster-admin; what this one has: " + cli.Kubectl(c.Context, "auth can-i --list")}}
+		remedy: "use a context with these rights, such as those of the ClusterRole cluster-admin; what this one has: " + c.Kubectl("auth can-i --list")}}
 }

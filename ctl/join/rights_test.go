@@ -38,7 +38,7 @@ func TestRightsToReadReports(t *testing.T) {
 			return true, review, nil
 		})
 		var said []string
-		for _, f := range rights(t.Context(), &cli.Cluster{Name: "aws", Context: "aws", Client: client}, &inspect.Facts{}, nil, false) {
+		for _, f := range rights(t.Context(), &cli.Cluster{Name: "aws", Access: cli.Access{Context: "aws"}, Client: client}, &inspect.Facts{}, nil, false) {
 			said = append(said, f.what)
 		}
 		text := strings.Join(said, "\n")

@@ -34,7 +34,7 @@ func TestLeaveSweeps(t *testing.T) {
 		f.Installed.Settings = inspect.Settings{"SEMAPHORE_CLUSTER_NAME": "aws", "SEMAPHORE_REMOTES": "gcp,merit", "SEMAPHORE_REMOTE_MERIT_POD_SUBNETS": "10.6.0.0/16"}
 		f.Installed.Image, f.Installed.Tools = "ours", []string{manifests.WireGuard}
 		var out bytes.Buffer
-		c := &cli.Cluster{Name: "aws", Context: "aws", Client: client}
+		c := &cli.Cluster{Name: "aws", Access: cli.Access{Context: "aws"}, Client: client}
 		a := newInstallationOf(&cli.Session{Err: &out}, c, f)
 		// It ends at the first step, whose result is of no interest here.
 		stop := errors.New("stop")

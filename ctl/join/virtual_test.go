@@ -396,7 +396,7 @@ func TestPoolIsReplaced(t *testing.T) {
 			map[schema.GroupVersionResource]string{{Group: "projectcalico.org", Version: "v3", Resource: "ippools"}: "IPPoolList"}, pool("10.4.0.0/16"))
 		clientset := fake.NewClientset()
 		clientset.Resources = []*metav1.APIResourceList{{GroupVersion: "projectcalico.org/v3", APIResources: []metav1.APIResource{{Name: "ippools", Kind: "IPPool"}}}}
-		if _, err := drifted(t.Context(), &cli.Cluster{Name: "aws", Context: "aws", Dynamic: client, Client: clientset}, []*unstructured.Unstructured{pool(cidr)}, true); err != nil {
+		if _, err := drifted(t.Context(), &cli.Cluster{Name: "aws", Access: cli.Access{Context: "aws"}, Dynamic: client, Client: clientset}, []*unstructured.Unstructured{pool(cidr)}, true); err != nil {
 			t.Errorf("%s: %v", cidr, err)
 		}
 		var verbs []string

@@ -57,7 +57,7 @@ func TestInterruptedChecks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := &cli.Cluster{Name: name, Context: name, Server: "https://" + name, Config: config, Client: client}
+		c := &cli.Cluster{Name: name, Access: cli.Access{Context: name}, Server: "https://" + name, Config: config, Client: client}
 		if c.Dynamic, err = dynamic.NewForConfig(config); err != nil {
 			t.Fatal(err)
 		}
@@ -96,7 +96,7 @@ func TestInterruptedSteps(t *testing.T) {
 
 // TestTwoContextsOfOneCluster has one fault, not those of its overlapping ranges.
 func TestTwoContextsOfOneCluster(t *testing.T) {
-	a := &installation{clusters: []*cli.Cluster{{Name: "aws", Context: "aws", Server: "https://a"}, {Name: "gcp", Context: "prod", Server: "https://b"}}}
+	a := &installation{clusters: []*cli.Cluster{{Name: "aws", Access: cli.Access{Context: "aws"}, Server: "https://a"}, {Name: "gcp", Access: cli.Access{Context: "prod"}, Server: "https://b"}}}
 	for range a.clusters {
 		a.facts = append(a.facts, healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"))
 	}
@@ -145,7 +145,7 @@ func TestMissingRights(t *testing.T) {
 	untyped.PrependReactor("*", "*", forbid)
 	var clusters []*cli.Cluster
 	for _, name := range []string{"aws", "gcp"} {
-		clusters = append(clusters, &cli.Cluster{Name: name, Context: "prod-" + name, Server: "https://" + name + ".example", Config: &rest.Config{}, Client: client, Dynamic: untyped})
+		clusters = append(clusters, &cli.Cluster{Name: name, Access: cli.Access{Context: "prod-" + name}, Server: "https://" + name + ".example", Config: &rest.Config{}, Client: client, Dynamic: untyped})
 	}
 	s, out := printed()
 	if err := Leave(t.Context(), s, clusters, Options{}); err == nil || strings.Count(err.Error(), "\n") != 2 || !strings.Contains(err.Error(), "delete and patch secrets in sys-semaphore") {
@@ -183,7 +183,7 @@ func TestFailedTemporaryPods(t *testing.T) {
 	}
 	failed["m"] = errors.New("another reason")
 	var got []string
-	for _, f := range unprobed(&cli.Cluster{Name: "aws", Context: "aws"}, "registry.example/i:1", failed) {
+	for _, f := range unprobed(&cli.Cluster{Name: "aws", Access: cli.Access{Context: "aws"}}, "registry.example/i:1", failed) {
 		got = append(got, f.String())
 	}
 	events := ": see what kubectl --context aws -n kube-system get events says about it; --no-probe skips this check"
@@ -199,7 +199,7 @@ func TestFailedTemporaryPods(t *testing.T) {
 // TestNext prints complete commands.
 func TestNext(t *testing.T) {
 	s, out := printed()
-	a := &installation{Session: s, clusters: []*cli.Cluster{{Name: "aws", Context: "aws"}, {Name: "gcp", Context: "prod gcp"}, {Name: "merit", Context: "merit"}},
+	a := &installation{Session: s, clusters: []*cli.Cluster{{Name: "aws", Access: cli.Access{Context: "aws"}}, {Name: "gcp", Access: cli.Access{Context: "prod gcp"}}, {Name: "merit", Access: cli.Access{Context: "merit"}}},
 		wanted: []*manifests.Cluster{{Tools: []string{manifests.WireGuard, manifests.Mirror}}}, settings: []inspect.Settings{{}}, facts: []*inspect.Facts{{DNS: &coredns.Setup{}}}}
 	a.next()
 	want := `✓ aws, gcp and merit are joined. Next:

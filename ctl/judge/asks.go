@@ -280,7 +280,8 @@ func dnsUnanswered(f *Facts, found func(Finding)) {
 func nameWrong(f *Facts, found func(Finding)) {
 	for i := range f.requests() {
 		a := &f.requests()[i]
-		if a.Result.Name != "" || len(a.Result.Found) > 0 {
+		silent := a.Result.Name != "" && a.Result.DNS != "" // Names of the own cluster aren't resolved, either.
+		if !silent && (a.Result.Name != "" || len(a.Result.Found) > 0) {
 			what := cmp.Or(a.Result.Name, "it is "+strings.Join(a.Result.Found, " ")+" instead of "+strings.Join(a.Want, " "))
 			found(Finding{Scope: askScope(a), Evidence: says(fmt.Sprintf("%s, on %s: %s", a.Name, a.From.Node, what), f.askAgain(a))})
 		}

@@ -2,6 +2,7 @@ package judge
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -39,6 +40,13 @@ func TestClusterHidesNoOther(t *testing.T) {
 		"rejected nodes": claim("", statuspage.Remote{Name: "aws", Rejected: []statuspage.Rejection{
 			{Node: "aws-1", Reason: "duplicate_key"}, {Node: "", Reason: "pod_cidr"}, {Node: anyNode, Reason: "x"},
 		}}),
+		"null among its reports": func(gcp *inspect.Cluster) {
+			report := &statuspage.Policy{}
+			if err := json.Unmarshal([]byte(`{"leading":true,"remotes":[{"name":"aws","skipped":{"x":null}}]}`), report); err != nil {
+				panic(err)
+			}
+			gcp.Policies = []inspect.Reported[statuspage.Policy]{{Fact: inspect.Fact[*statuspage.Policy]{Value: report}}}
+		},
 		"a false date": func(gcp *inspect.Cluster) { gcp.Clock.Value = -10 * time.Minute },
 		"nodes that aren't ready": func(gcp *inspect.Cluster) {
 			for i := range gcp.Nodes.Value {

@@ -1,5 +1,5 @@
-// Package judge turns surveys of clusters, and results of test pods, into findings. status, doctor
-// and verify are views of them.
+// Package judge turns surveys of clusters, and results of test pods, into findings. status and doctor
+// are views of them.
 //
 //	surveys ──▶ rules, roots first ──▶ findings ──▶ which an earlier one explains ──▶ diagnosis
 //	            pure, one reason each               are its consequences

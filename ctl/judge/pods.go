@@ -89,8 +89,8 @@ func dropped(f *Facts, found func(Finding)) {
 
 func podsUnreached(f *Facts, found func(Finding)) {
 	for l := range f.tried() {
-		if l.Error != "" {
-			found(Finding{Scope: mutual(l), Evidence: says(l.Address+": "+l.Error, tryAgain(l)), With: []string{"{from}", l.From.Node, "{to}", l.To.Node}})
+		if err := strings.TrimSpace(l.Error + l.Datagrams); err != "" {
+			found(Finding{Scope: mutual(l), Evidence: says(l.Address+": "+err, tryAgain(l)), With: []string{"{from}", l.From.Node, "{to}", l.To.Node}})
 		}
 	}
 }

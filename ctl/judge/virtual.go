@@ -181,7 +181,7 @@ func notTranslated(f *Facts, found func(Finding)) {
 	for i := range f.podConnections() {
 		if l := &f.podConnections()[i]; f.subnetsOf(l.From.Cluster).real(l.Seen) {
 			found(Finding{
-				Scope:    Scope{Cluster: l.From.Cluster, Node: l.From.Node},
+				Scope:    Scope{Cluster: l.From.Cluster, Node: l.From.Node, Remote: l.To.Cluster}, // whose pod says so
 				Evidence: says(fmt.Sprintf("a pod on %s received packets from the real address %s", l.To.Node, l.Seen), tryAgain(l)),
 			})
 		}

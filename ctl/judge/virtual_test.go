@@ -107,7 +107,7 @@ func TestVirtualSubnets(t *testing.T) {
 func TestSourcesOfVirtualPods(t *testing.T) {
 	for seen, want := range map[string]string{
 		"":            "",
-		"10.0.1.7":    "not-translated: aws/aws-1: aws-1 doesn't translate addresses of its pods\n  a pod on gcp-1 received packets from the real address 10.0.1.7\n",
+		"10.0.1.7":    "not-translated: aws/aws-1 to gcp: aws-1 doesn't translate addresses of its pods\n  a pod on gcp-1 received packets from the real address 10.0.1.7\n",
 		"10.66.0.1":   "pods-masqueraded: aws/aws-1 to gcp/gcp-1: packets of pods on aws-1 are masqueraded\n  a pod on gcp-1 received them from 10.66.0.1 instead of the pod's virtual address\n",
 		"100.77.0.99": "pods-masqueraded: aws/aws-1 to gcp/gcp-1: packets of pods on aws-1 are masqueraded\n  a pod on gcp-1 received them from 100.77.0.99 instead of the pod's virtual address\n",
 	} {

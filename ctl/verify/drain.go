@@ -114,7 +114,7 @@ func (o *other) choose(ctx context.Context, survey *inspect.Cluster, which strin
 		switch {
 		case s.Origin != "" || !o.beside[s.DNS()] && !o.alone[s.DNS()]:
 			continue
-		case s.Headless || s.Port == 0:
+		case s.Headless || s.Port == 0 || len(s.ClusterIPs) == 0:
 			skip(s.DNS(), Skipped, "it has no ClusterIP with a port of TCP")
 			continue
 		case len(asks) == probe.MostAsks:
@@ -196,7 +196,7 @@ func (o *other) watch(ctx context.Context, which string, began time.Time) {
 		}
 		o.unread = nil
 		for service := range before {
-			if _, known := o.moved[service]; !known && !o.beside[service] {
+			if _, known := o.moved[service]; !known && !o.beside[service] && !o.alone[service] {
 				o.moved[service] = time.Since(began)
 			}
 		}
@@ -233,7 +233,7 @@ func (d *draining) undo(ctx context.Context) error {
 
 // remedy is the command that undoes the drained state.
 func (d *draining) remedy() string {
-	return cli.Kubectl(d.cluster.Context, "-n %s annotate service kubernetes %s-", metav1.NamespaceDefault, drainMark)
+	return d.cluster.Kubectl("-n %s annotate service kubernetes %s-", metav1.NamespaceDefault, drainMark)
 }
 
 // judge compares what the pods of each cluster got from a service with what is expected:

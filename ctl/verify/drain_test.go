@@ -107,7 +107,7 @@ func newMaintenance(t *testing.T) *maintenance {
 		}
 		return true, pod, nil
 	})
-	m.aws, m.gcp = &cli.Cluster{Name: "aws", Context: "aws", Client: aws}, &cli.Cluster{Name: "gcp", Context: "prod gcp", Client: gcp}
+	m.aws, m.gcp = &cli.Cluster{Name: "aws", Access: cli.Access{Context: "aws"}, Client: aws}, &cli.Cluster{Name: "gcp", Access: cli.Access{Context: "prod gcp"}, Client: gcp}
 	return m
 }
 
@@ -153,6 +153,16 @@ func TestDrain(t *testing.T) {
 			"aws web.shop.svc.cluster.global wrong: 3 of 100 requests lost, from aws-1 to 10.96.0.7:80: i/o timeout",
 		}},
 		"the mirror doesn't see it": {change: func(m *maintenance) { m.deaf = true }, want: Wrong, says: []string{
+			"aws db.shop.svc.cluster.global right: 0 of 100 requests lost; only gcp has ready endpoints, which stay in use",
+			"aws web.shop.svc.cluster.global wrong: 0 of 100 requests lost; endpoints of gcp are in use after 20s: see semaphorectl doctor about semaphore-service-mirror of aws",
+		}},
+		"endpoints elsewhere become unready": {change: func(m *maintenance) {
+			m.deaf = true
+			m.patched = func(bool) error {
+				_ = m.aws.Client.DiscoveryV1().EndpointSlices(cli.Namespace).Delete(context.Background(), "web-aws", metav1.DeleteOptions{})
+				return nil
+			}
+		}, want: Wrong, says: []string{
 			"aws db.shop.svc.cluster.global right: 0 of 100 requests lost; only gcp has ready endpoints, which stay in use",
 			"aws web.shop.svc.cluster.global wrong: 0 of 100 requests lost; endpoints of gcp are in use after 20s: see semaphorectl doctor about semaphore-service-mirror of aws",
 		}},

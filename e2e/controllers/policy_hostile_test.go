@@ -171,7 +171,7 @@ func (b *policyBed) testHostile(t *testing.T) {
 			policy.ReasonOutside: 3, policy.ReasonBadAddress: 10, policy.ReasonBadName: 8,
 			policy.ReasonMoreAddress: 1, policy.ReasonTooManySets: 100_000 - most,
 		} {
-			if skipped[string(reason)] == nil || skipped[string(reason)].Pods < least {
+			if skipped[string(reason)].Pods < least {
 				return fmt.Errorf("%s: %v, want %d pods at least", reason, skipped[string(reason)], least)
 			} else if n := len(skipped[string(reason)].Examples); n == 0 || n > 10 {
 				t.Errorf("%s: %d examples", reason, n)

@@ -274,7 +274,7 @@ func (l *lab) eachStep(t *testing.T, what string, do func(context.Context, *cli.
 	var clusters []*cli.Cluster
 	for _, c := range l.clusters {
 		clusters = append(clusters, &cli.Cluster{
-			Name: c.Name, Context: c.Name, Server: c.APIURL(), Config: c.RESTConfig(), Client: c.Client(), Dynamic: c.Dynamic(),
+			Name: c.Name, Access: cli.Access{Context: c.Name}, Server: c.APIURL(), Config: c.RESTConfig(), Client: c.Client(), Dynamic: c.Dynamic(),
 		})
 	}
 	session := cli.NewSession(nil, io.Discard, t.Output(), os.LookupEnv)

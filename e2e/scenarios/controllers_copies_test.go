@@ -275,7 +275,7 @@ func (s sets) contact(ctx context.Context, p *programs.Program, remote string) (
 
 func (s sets) bounded(ctx context.Context, p *programs.Program, remote string) (said string, err error) {
 	r, _, err := s.remote(ctx, p, remote)
-	if beyond := r.Skipped[string(policy.ReasonTooManySets)]; beyond != nil && beyond.Pods > 0 {
+	if beyond := r.Skipped[string(policy.ReasonTooManySets)]; beyond.Pods > 0 {
 		said = fmt.Sprintf("%d pods are in no set", beyond.Pods)
 	}
 	return said, err

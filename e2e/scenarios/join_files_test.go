@@ -73,7 +73,7 @@ func TestFilesOfJoin(t *testing.T) {
 	var joined []*cli.Cluster
 	for _, c := range clusters {
 		joined = append(joined, &cli.Cluster{
-			Name: c.Name, Context: c.Name, Server: c.APIURL(), Config: c.RESTConfig(), Client: c.Client(), Dynamic: c.Dynamic(),
+			Name: c.Name, Access: cli.Access{Context: c.Name}, Server: c.APIURL(), Config: c.RESTConfig(), Client: c.Client(), Dynamic: c.Dynamic(),
 		})
 	}
 	// No pods run here, so join can't wait for the rollout.

@@ -90,6 +90,12 @@ func (r *Result) Encode() ([]byte, error) {
 				r.Services[i].Failed[address] = cut(err, size)
 			}
 		}
+		for url, err := range r.Servers {
+			r.Servers[url] = cut(err, size)
+		}
+		for port, err := range r.Taken {
+			r.Taken[port] = cut(err, size)
+		}
 		encoded, err = json.Marshal(r)
 	}
 	return encoded, err
@@ -282,10 +288,11 @@ func whoAmI(ctx context.Context, address string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if _, err := netip.ParseAddr(seen); err != nil {
+	addr, err := netip.ParseAddr(seen)
+	if err != nil {
 		return "", errors.New("its response is no address")
 	}
-	return seen, nil
+	return addr.WithZone("").String(), nil
 }
 
 // zeros is a reader of zeros until a time.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -96,6 +97,13 @@ func TestEncodedResultFits(t *testing.T) {
 	encoded, err := r.Encode()
 	if err != nil || len(encoded) > maxResult {
 		t.Fatalf("%d bytes, %v", len(encoded), err)
+	}
+	servers := Result{Servers: map[string]string{}}
+	for i := range 40 {
+		servers.Servers[fmt.Sprintf("https://10.0.0.%d:6443", i)] = strings.Repeat("x", 125)
+	}
+	if encoded, err := servers.Encode(); err != nil || len(encoded) > maxResult {
+		t.Fatalf("of API servers: %d bytes, %v", len(encoded), err)
 	}
 	var back Result
 	if err := json.Unmarshal(encoded, &back); err != nil || len(back.Connections) != 20 || back.Connections[0].Error == "" {

@@ -44,7 +44,7 @@ func (p *Page) Wrong(format string, args ...any) {
 	p.wrong = append(p.wrong, fmt.Sprintf(format, args...))
 }
 
-// Unknown adds something whose state is unknown. The exit code is 3 then, unless something
+// Unknown adds something whose state is unknown. The exit code is 2 then, unless something
 // is wrong.
 func (p *Page) Unknown(format string, args ...any) {
 	p.unknown = append(p.unknown, fmt.Sprintf(format, args...))

@@ -45,7 +45,7 @@ type PolicyRemote struct {
 	Pods int          `json:"pods"`
 	Sets []NetworkSet `json:"sets"`
 	// Skipped are pods by the reason for which they are skipped, a policy.Reason.
-	Skipped map[string]*SkippedPods `json:"skipped,omitempty"`
+	Skipped map[string]SkippedPods `json:"skipped,omitempty"`
 	// PodSubnetsMap is the setting of the remote's virtual pod subnets; empty: none.
 	PodSubnetsMap string `json:"podSubnetsMap,omitempty"`
 	// Pending is the number of waiting writes.

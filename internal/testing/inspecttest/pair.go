@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
@@ -22,7 +23,7 @@ func Pair(nodes int) []*inspect.Cluster { return Mesh(nodes, "aws", "gcp") }
 func Mesh(nodes int, names ...string) []*inspect.Cluster {
 	clusters := make([]*inspect.Cluster, len(names))
 	for i, name := range names {
-		c := &inspect.Cluster{Name: name, Context: "the-" + name, Taken: Now}
+		c := &inspect.Cluster{Name: name, Access: cli.Access{Context: "the-" + name}, Taken: Now}
 		c.Kubernetes.Value = "v1.36.3"
 		c.Workloads.Value = []inspect.Workload{{Kind: "DaemonSet", Name: inspect.WireGuard, Wanted: int32(nodes), Ready: int32(nodes)}}
 		for n := range nodes {
