@@ -194,7 +194,7 @@ func (c *Controller) Tasks() []run.Task {
 	tasks := []run.Task{c.sets, c.loop, c.poolLoop()}
 	if c.FullResyncPeriod > 0 {
 		tasks = append(tasks, reconcile.NewLoop(reconcile.Config{
-			Name: "full resync", Reconcile: c.resync, Trigger: reconcile.NewTrigger(), Resync: c.FullResyncPeriod, Logger: c.Logger,
+			Name: "full resync", Reconcile: c.resync, Trigger: reconcile.NewTrigger(), Resync: c.FullResyncPeriod, MinInterval: time.Minute, Logger: c.Logger,
 		}))
 	}
 	for _, r := range c.remotes {

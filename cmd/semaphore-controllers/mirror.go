@@ -36,8 +36,6 @@ func prepareMirror(cfg config.Mirror, log *slog.Logger) (*manager.Manager, error
 		Adapt: func(access *rest.Config) {
 			access.ContentType = "application/vnd.kubernetes.protobuf"
 			access.Wrap(requests.Wrap)
-			// Each response about Endpoints warns that the API is deprecated.
-			access.WarningHandlerWithContext = rest.NoWarnings{}
 		},
 	})
 	if err != nil {
