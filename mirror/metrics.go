@@ -65,7 +65,7 @@ func newMetrics() *Metrics {
 		vectors:        vectors,
 		watcherEvents:  counter("kube_watcher_events_total", "Events received, by watcher, kind and type.", "watcher", "kind", "event_type", "runner"),
 		watcherObjects: desc("kube_watcher_objects", "Objects watched, by watcher and kind.", "watcher", "kind", "runner"),
-		writes:         counter("writes_total", "Requests that change objects of the mirror namespace, by kind and verb.", "kind", "verb"),
+		writes:         counter("writes_total", "Requests that change objects, those of imports in all namespaces included, by kind and verb.", "kind", "verb"),
 
 		withdrawals: counter("node_withdrawals_total", "How often the endpoints on a node of a remote were withdrawn because the path to it was down.", "cluster"),
 

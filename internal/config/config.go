@@ -214,7 +214,7 @@ type agentSources struct {
 
 // Removal configures the removal of the objects of remotes that are no longer configured.
 type Removal struct {
-	RemovalGrace time.Duration `envconfig:"REMOVAL_GRACE" default:"10m" desc:"time after the start of the program until mirrors and network sets of a remote that is no longer configured are removed (0: at once)"`
+	RemovalGrace time.Duration `envconfig:"REMOVAL_GRACE" default:"10m" desc:"time after the start of the program, or after semaphore-policy has first seen network sets, until mirrors and network sets of a remote that is no longer configured are removed (0: at once)"`
 	// Departed may be in Remotes as well, until the agents no longer need them there.
 	Departed Names `envconfig:"DEPARTED_REMOTES" desc:"names of clusters that left in order, comma-separated: semaphore-service-mirror ignores them, also in SEMAPHORE_REMOTES, and removes their mirrors and endpoints at once; semaphore-policy removes their network sets at once when they are no longer in SEMAPHORE_REMOTES"`
 }

@@ -133,9 +133,9 @@ func buildTool(ctx context.Context, root string, p platform, version, image stri
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	file := filepath.Join(dir, p.binary())
-	const module = "github.com/kube-semaphore/kube-semaphore/internal/"
+	const module = "github.com/kube-semaphore/kube-semaphore/"
 	_, err = goOutput(ctx, root, []string{"GOOS=" + p.system, "GOARCH=" + p.arch, "CGO_ENABLED=0"},
-		"build", "-trimpath", "-ldflags", "-s -w -X "+module+"process.number="+version+" -X "+module+"ctl/join.released="+image, "-o", file, "./cmd/semaphorectl")
+		"build", "-trimpath", "-ldflags", "-s -w -X "+module+"internal/process.number="+version+" -X "+module+"ctl/join.released="+image, "-o", file, "./cmd/semaphorectl")
 	if err != nil {
 		return nil, fmt.Errorf("build semaphorectl for %s: %w", p, err)
 	}
