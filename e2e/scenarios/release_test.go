@@ -282,7 +282,7 @@ func (s *steps) runAnd(t *testing.T, do func(context.Context, *cli.Session, []*c
 	t.Helper()
 	var joined []*cli.Cluster
 	for _, c := range s.clusters {
-		joined = append(joined, &cli.Cluster{Name: c.Name, Context: c.Name, Server: c.APIURL(), Config: c.RESTConfig(), Client: c.Client(), Dynamic: c.Dynamic()})
+		joined = append(joined, &cli.Cluster{Name: c.Name, Access: cli.Access{Context: c.Name}, Server: c.APIURL(), Config: c.RESTConfig(), Client: c.Client(), Dynamic: c.Dynamic()})
 	}
 	var mu sync.Mutex
 	options := s.options

@@ -52,7 +52,7 @@ func TestServiceRanges(t *testing.T) {
 			must(t, err)
 			var found []netip.Prefix
 			eventually(t, time.Minute, c.Name+": the ranges for the "+who, func(context.Context) error {
-				f := inspect.Read(ctx, &cli.Cluster{Name: c.Name, Context: c.Name, Server: c.APIURL(), Config: config, Client: client, Dynamic: untyped})
+				f := inspect.Read(ctx, &cli.Cluster{Name: c.Name, Access: cli.Access{Context: c.Name}, Server: c.APIURL(), Config: config, Client: client, Dynamic: untyped})
 				if found = f.Services; !slices.Equal(found, c.ServiceSubnets) {
 					return fmt.Errorf("found %v, unread: %w", found, errors.Join(f.Unread...))
 				}
