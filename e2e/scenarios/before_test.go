@@ -64,7 +64,8 @@ func TestMovingFromTheReleaseBefore(t *testing.T) {
 		must(t, old.Stop(within(t, time.Minute)))
 		must(t, programs.WaitReach(within(t, time.Minute), from, to))
 		must(t, conn.exchange("on the new agent"))
-		eventually(t, time.Minute, "the new agent to be ready alone", func(ctx context.Context) error {
+		// Both agents repaired their rules and filters; such a fault lasts until a minute after that.
+		eventually(t, 3*time.Minute, "the new agent to be ready alone", func(ctx context.Context) error {
 			status, err := next.Status(ctx) // at the port of the old one
 			if err == nil && (len(status.Of(statuspage.Failing)) > 0 || !status.Published || status.Remote("gcp").Device.Error != "") {
 				err = fmt.Errorf("%+v", status)
