@@ -192,7 +192,7 @@ func (c *Controller) follow(context.Context) error {
 		}
 		key := Key{o.Spec.Cluster, o.Name}
 		if count := countOf(key.Cluster); key != count {
-			c.set(key.Cluster).observe(o.Name, change.After != nil, o.Name != o.Spec.ObjectName())
+			c.set(key.Cluster).observe(o.Name, change.After != nil)
 			keys = append(keys, count)
 		}
 		keys = append(keys, key)

@@ -357,60 +357,18 @@ func TestCountedWhileAnotherIsRemoved(t *testing.T) {
 	s := newSet(false)
 	s.read()
 	a, b := v1alpha1.NodeName("gcp", "a"), v1alpha1.NodeName("gcp", "b")
-	s.observe(a, true, false)
+	s.observe(a, true)
 	s.desire(b, &v1alpha1.Spec{Cluster: "gcp", Name: "b"})
 	if _, due := s.next("gcp", b, 1); due {
 		t.Error("b is written before it is counted")
 	}
-	s.observe(a, false, false)
+	s.observe(a, false)
 	if want, due := s.next("gcp", v1alpha1.CountName("gcp"), 1); !due || want.Count != 1 {
 		t.Errorf("count %+v, due %v", want, due)
 	}
 	if got := s.ready(1); !slices.Equal(got, []string{b}) {
 		t.Errorf("ready are %q", got)
 	}
-}
-
-// TestObjectsOfTheReleaseBefore are removed when all nodes are stored, and not before.
-func TestObjectsOfTheReleaseBefore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		aws, gcp := kubetest.NewAPI(), kubetest.NewAPI()
-		fill(t, gcp, 20)
-		gcp.Put(t, "nodes", node(20, func(n *corev1.Node) { n.Name = "p01" })) // as a former object
-		old := []string{"gcp", "gcp.p00", "gcp.p01", "gcp.p1"}
-		for _, name := range old {
-			aws.Put(t, v1alpha1.Resource, &v1alpha1.WireguardPeers{
-				ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{v1alpha1.ClusterLabel: "gcp"}},
-				Spec:       v1alpha1.Spec{Cluster: "gcp"},
-			})
-		}
-		var waits atomic.Bool
-		waits.Store(true)
-		last := v1alpha1.NodeName("gcp", "gcp-7")
-		aws.Hook(func(h *kubetest.Hooks) {
-			h.Fail = func(q kubetest.Request) *metav1.Status {
-				if waits.Load() && q.Resource == v1alpha1.Resource && q.Name == last {
-					return kubetest.Failure(500, metav1.StatusReasonInternalError)
-				}
-				return nil
-			}
-		})
-		r := start(t, aws, gcp)
-		elapse(time.Minute)
-		for _, name := range old {
-			if objects(aws)[name] == nil {
-				t.Errorf("%s is removed before all nodes are stored", name)
-			}
-		}
-		waits.Store(false)
-		elapse(2 * time.Minute)
-		r.wants(t, 21)
-		for _, name := range old {
-			if o := objects(aws)[name]; (o != nil) != (name == "gcp.p01") {
-				t.Errorf("%s: %+v", name, o)
-			}
-		}
-	})
 }
 
 // counted counts the bytes of the objects that are stored.

@@ -15,13 +15,12 @@ type set struct {
 	known   bool                      // the nodes have been read since start
 	desired map[string]*v1alpha1.Spec // nodes, by name of their object
 	exist   map[string]struct{}       // objects with nodes
-	old     map[string]struct{}       // other objects, as an earlier release has written them
 	both    int                       // desired nodes whose objects exist
 	waiting bool                      // nodes wait for the count
 }
 
 func newSet(gone bool) *set {
-	return &set{gone: gone, desired: map[string]*v1alpha1.Spec{}, exist: map[string]struct{}{}, old: map[string]struct{}{}}
+	return &set{gone: gone, desired: map[string]*v1alpha1.Spec{}, exist: map[string]struct{}{}}
 }
 
 // desire sets what is desired of a node's object; nil: it is not.
@@ -38,21 +37,18 @@ func (s *set) desire(object string, spec *v1alpha1.Spec) {
 	s.count(exists, was, spec != nil)
 }
 
-// observe sets whether an object exists, and whether it has the form of this release.
-func (s *set) observe(object string, exists, old bool) {
+// observe sets whether an object exists.
+func (s *set) observe(object string, exists bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, was := s.exist[object]
 	_, desired := s.desired[object]
-	delete(s.exist, object)
-	delete(s.old, object)
-	switch {
-	case exists && old:
-		s.old[object] = struct{}{}
-	case exists:
+	if exists {
 		s.exist[object] = struct{}{}
+	} else {
+		delete(s.exist, object)
 	}
-	s.count(desired, was, exists && !old)
+	s.count(desired, was, exists)
 }
 
 // count updates both. Callers hold mu.
@@ -77,7 +73,6 @@ func (s *set) either() int { return len(s.desired) + len(s.exist) - s.both }
 //	count                     of nodes that are  at once
 //	                          desired or exist
 //	another node              none               at once
-//	of an earlier release     none               when all desired nodes exist, and are counted
 //	any of a gone cluster     none               at once
 //
 // So the count is never less than the number of objects, and exceeds it while the object of a
@@ -97,17 +92,13 @@ func (s *set) next(cluster, object string, counted int) (want *v1alpha1.Spec, du
 		return &v1alpha1.Spec{Cluster: cluster, Count: s.either()}, true
 	}
 	want = s.desired[object]
-	_, exists := s.exist[object]
-	switch {
-	case want != nil:
-		due = exists || counted >= s.either()
-		s.waiting = s.waiting || !due
-		return want, due
-	case exists:
+	if want == nil {
 		return nil, true
-	default:
-		return nil, s.both == len(s.desired) && counted == s.both
 	}
+	_, exists := s.exist[object]
+	due = exists || counted >= s.either()
+	s.waiting = s.waiting || !due
+	return want, due
 }
 
 // ready returns the objects that are due now that the count is counted.
@@ -122,9 +113,6 @@ func (s *set) ready(counted int) (objects []string) {
 			}
 		}
 	}
-	for object := range s.old {
-		objects = append(objects, object)
-	}
 	return objects
 }
 
@@ -135,11 +123,9 @@ func (s *set) all() (objects []string) {
 	for object := range s.desired {
 		objects = append(objects, object)
 	}
-	for _, others := range []map[string]struct{}{s.exist, s.old} {
-		for object := range others {
-			if s.desired[object] == nil {
-				objects = append(objects, object)
-			}
+	for object := range s.exist {
+		if s.desired[object] == nil {
+			objects = append(objects, object)
 		}
 	}
 	return objects
