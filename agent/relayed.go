@@ -236,8 +236,12 @@ func newRelayedCluster(from *relayed, name string, most int) *relayedCluster {
 	return c
 }
 
-// keep returns an object as it is held. Nodes have at most maxPrefixes prefixes.
+// keep returns an object as it is held; nil: it isn't, as one whose name the schema wouldn't admit:
+// without a node it would be taken for the count. Nodes have at most maxPrefixes prefixes.
 func (c *relayedCluster) keep(o *v1alpha1.WireguardPeers, maxPrefixes int) (*relayedObject, error) {
+	if o.Name != o.Spec.ObjectName() {
+		return nil, nil
+	}
 	kept := &relayedObject{cluster: c.name, count: -1}
 	kept.version, _ = strconv.ParseUint(o.ResourceVersion, 10, 64)
 	switch {

@@ -108,7 +108,7 @@ func NewController(cfg ControllerConfig) *Controller {
 }
 
 // Restore starts from the stored nodes, once more if another process has stored others. A store that
-// can't be read is logged and counts as empty. It must not be called after Reconcile.
+// can't be read is logged, and nothing changes. It must not be called after Reconcile.
 func (c *Controller) Restore() {
 	last, err := c.cfg.Store.Load()
 	if err != nil {
@@ -306,7 +306,12 @@ func (c *Controller) logRejected(rejected []Rejection) {
 // claims their endpoint's address.
 func (c *Controller) logDisputed(disputed map[string]string) {
 	for _, node := range slices.Sorted(maps.Keys(disputed)) {
-		if claim := disputed[node]; c.disputed[node] != claim && c.lines.Allow() {
+		claim := disputed[node]
+		switch {
+		case c.disputed[node] == claim:
+		case !c.lines.Allow():
+			c.suppressed++
+		default:
 			c.log.Warn("endpoint disputed: peer retained, it was accepted before", "node", node, "detail", claim)
 		}
 	}

@@ -135,7 +135,7 @@ func (f *Filter) Status(ctx context.Context, ruleset Ruleset) (State, error) {
 	s.Arrival = enforced(arrival) || enforced(of(parts{sources: true, shared: true}, arrivalChain))
 	s.Exit, s.Hairpin = enforced(exit), enforced(hairpin)
 	s.Translation = slices.ContainsFunc(ruleset.attempts(), func(with parts) bool { return with.rewrite && enforced(translation(with)) })
-	if s.Arrival {
+	if s.Arrival && len(arrival) > 0 {
 		s.Forged = have.dropped(ruleset, claims(ruleset.Origins), arrivalChain)
 	}
 	if s.Exit {

@@ -85,7 +85,13 @@ func TestPeersAreNoRouters(t *testing.T) {
 	}
 
 	rules := Ruleset{Exits: []Exit{{Device: "wireguard.gcp", Subnets: prefixes(subnet4)}}} // the source filter is off
-	must(t, host.Do(func() error { _, err := newFilter(t).Sync(t.Context(), rules); return err }))
+	must(t, host.Do(func() error {
+		if s, err := newFilter(t).Status(t.Context(), rules); err != nil || s.Exit || len(s.Forged) > 0 {
+			t.Errorf("before the filter is installed: %+v, %v", s, err)
+		}
+		_, err := newFilter(t).Sync(t.Context(), rules)
+		return err
+	}))
 	dropped := func(rule int) (n uint64) {
 		must(t, host.Do(func() error {
 			table, err := readTable(t.Context())

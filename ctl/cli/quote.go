@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Access is how kubectl reaches a cluster. The zero value is for its own defaults.
+// Access is how kubectl reaches a cluster.
 type Access struct {
 	// Context is the name of the cluster's kubeconfig context, and Kubeconfig the file that was
 	// given; empty: that of the environment.

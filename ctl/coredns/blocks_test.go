@@ -121,7 +121,7 @@ func TestBlocks(t *testing.T) {
 // TestWordsOfNames has names that contain words of our example, and a block without arguments of
 // kubernetes, whose zones are those of the block.
 func TestWordsOfNames(t *testing.T) {
-	got, err := setupOf(t, "k8s.example:1053 {\n    kubernetes\n}\n").Blocks([]Zone{{"local-aws", "aws-1"}})
+	got, err := setupOf(t, "{\n    kubernetes\n}\n10.in-addr.arpa:1053 k8s.example:1053 {\n    kubernetes\n}\n").Blocks([]Zone{{"local-aws", "aws-1"}})
 	if err != nil {
 		t.Fatal(err)
 	}

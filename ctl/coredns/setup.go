@@ -344,12 +344,18 @@ func (s *Setup) parse(main string, mounts []mount) error {
 		o := &s.others[i]
 		s.Reloads = s.Reloads || o.directive("reload") != nil
 		if d := o.directive("kubernetes"); d != nil && (s.like == nil || s.like.plain() == Address{} && o.plain() != Address{}) {
-			domain := o.Zones[0].Zone // unless it names others
-			if len(d.Args) > 0 {
-				domain = d.Args[0]
+			zones := slices.Clone(d.Args)
+			if len(zones) == 0 { // It has those of its block, and the first one that isn't of addresses is the domain.
+				for _, z := range o.Zones {
+					if zone := strings.TrimSuffix(z.Zone, "."); !strings.HasSuffix(zone, "in-addr.arpa") && !strings.HasSuffix(zone, "ip6.arpa") {
+						zones = append(zones, zone)
+					}
+				}
 			}
-			if domain = strings.TrimSuffix(domain, "."); len(validation.IsDNS1123Subdomain(domain)) == 0 {
-				s.like, s.Domain = o, domain
+			if len(zones) > 0 {
+				if domain := strings.TrimSuffix(zones[0], "."); len(validation.IsDNS1123Subdomain(domain)) == 0 {
+					s.like, s.Domain = o, domain
+				}
 			}
 		}
 	}

@@ -98,6 +98,9 @@ type archive struct {
 func collect(ctx context.Context, clusters []*cli.Cluster, to io.Writer) (unread []string, err error) {
 	compressed := gzip.NewWriter(to)
 	a := &archive{tar: tar.NewWriter(compressed), now: time.Now(), public: map[string]bool{}, left: maxCluster}
+	for _, c := range clusters {
+		c.Kubeconfig = "" // Its path is in no command of a report to others.
+	}
 	surveys := inspect.Collect(ctx, clusters)
 	for _, survey := range surveys {
 		for i := range survey.Nodes.Value {

@@ -47,6 +47,8 @@ func TestRedact(t *testing.T) {
 		"Authorization: Bearer planted-opaque-token":                   "Authorization: Bearer [REDACTED]",
 		"https://me:pla@nted@api.example/x":                            "https://[REDACTED]@api.example/x",
 		`{"a":"{\"password\":\"planted1\"}"}`:                          `{"a":"{\"password\":\"[REDACTED]\"}"}`,
+		`{"password":"a\u0026planted1"}`:                               `{"password":"[REDACTED]"}`,
+		`{"password":"planted\u003c1"}`:                                `{"password":"[REDACTED]"}`,
 		`password=planted1 next`:                                       "password=[REDACTED] next",
 		`{"clientSecret": "planted1", "secretName":"name"}`:            `{"clientSecret": "[REDACTED]", "secretName":"name"}`,
 		"PrivateKey = " + private + "\nPublicKey = " + public:          "PrivateKey = [REDACTED]\nPublicKey = " + public,

@@ -19,7 +19,7 @@ var (
 	// user matches the user of a URL, bearer a header, named a value by its name.
 	user   = regexp.MustCompile(`://[^/\s"]+@`)
 	bearer = regexp.MustCompile(`(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}`)
-	named  = regexp.MustCompile(`(?i)(password|passwd|secret|token|private[_-]?key|preshared[_-]?key|api[_-]?key)(\\?"?\s*[:=]\s*\\?"?)[^\s",}\\]{6,}`)
+	named  = regexp.MustCompile(`(?i)(password|passwd|secret|token|private[_-]?key|preshared[_-]?key|api[_-]?key)(\\?"?\s*[:=]\s*\\?"?)(?:[^\s",}\\]|\\[^"\s]){6,}`)
 	// curve matches 32 bytes in base64: a private key of WireGuard, or a public one.
 	curve = regexp.MustCompile(`(^|[^\w+/=])([\w+/]{43}=)`)
 )

@@ -33,7 +33,7 @@ func (t *collector) ask(ctx context.Context) {
 	// Pods that don't answer must not take the time for all else.
 	if end, limited := ctx.Deadline(); limited {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, time.Until(end)/2, errors.New("no time left: too many pods don't answer (--timeout)"))
+		ctx, cancel = context.WithTimeoutCause(ctx, time.Until(end)/2, errors.New("not asked: too many pods don't answer within half of --timeout"))
 		defer cancel()
 	}
 	slots := make(chan struct{}, askers)
@@ -67,6 +67,10 @@ const eachWay = 7 * time.Second
 func reported[R any](ctx context.Context, t *collector, to *Reported[R], p program, slots chan struct{}) {
 	slots <- struct{}{}
 	defer func() { <-slots }()
+	if ctx.Err() != nil {
+		to.Err = context.Cause(ctx).Error()
+		return
+	}
 	source := t.Kubectl("-n %s exec %s -c %s -- /bin/%s status -o json", cli.Namespace, to.Pod.Name, p.container, p.name)
 	to.Fact = read(ctx, source, func(ctx context.Context) (*R, error) {
 		if to.Pod.IP == "" || to.Pod.Waiting != "" {

@@ -89,8 +89,12 @@ func dropped(f *Facts, found func(Finding)) {
 
 func podsUnreached(f *Facts, found func(Finding)) {
 	for l := range f.tried() {
-		if err := strings.TrimSpace(l.Error + l.Datagrams); err != "" {
-			found(Finding{Scope: mutual(l), Evidence: says(l.Address+": "+err, tryAgain(l)), With: []string{"{from}", l.From.Node, "{to}", l.To.Node}})
+		err := l.Error
+		if err == "" && !f.up(legScope(l)) {
+			err = l.Datagrams // Else it is dropped's.
+		}
+		if err != "" {
+			found(Finding{Scope: mutual(l), Evidence: says(l.Address+": "+strings.TrimSpace(err), tryAgain(l)), With: []string{"{from}", l.From.Node, "{to}", l.To.Node}})
 		}
 	}
 }

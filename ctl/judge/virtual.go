@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/ctl/probe"
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
@@ -173,13 +174,15 @@ func (s *subnets) unlike(r *statuspage.Remote) string {
 // notTranslated finds nodes that don't translate between real and virtual addresses, by the
 // reports of their agents and by the sources that pods of other clusters have seen.
 func notTranslated(f *Facts, found func(Finding)) {
+	reported := map[probe.NodeRef]bool{}
 	for c, a := range f.agents() {
 		if t := a.Value.Translation; a.Value.Standby == nil && t != nil && t.State == statuspage.FilterNotEnforced {
+			reported[probe.NodeRef{Cluster: c.Name, Node: a.Pod.Node}] = true
 			found(Finding{Scope: Scope{Cluster: c.Name, Node: a.Pod.Node}, Evidence: says(cmp.Or(t.Error, "its agent reports that the rules aren't installed"), statusOf(a))})
 		}
 	}
 	for i := range f.podConnections() {
-		if l := &f.podConnections()[i]; f.subnetsOf(l.From.Cluster).real(l.Seen) {
+		if l := &f.podConnections()[i]; f.subnetsOf(l.From.Cluster).real(l.Seen) && !reported[l.From] {
 			found(Finding{
 				Scope:    Scope{Cluster: l.From.Cluster, Node: l.From.Node, Remote: l.To.Cluster}, // whose pod says so
 				Evidence: says(fmt.Sprintf("a pod on %s received packets from the real address %s", l.To.Node, l.Seen), tryAgain(l)),

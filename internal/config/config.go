@@ -269,7 +269,7 @@ type Policy struct {
 	ManagedBy          string        `envconfig:"POLICY_MANAGED_BY" is:"label value" default:"semaphore-policy" desc:"value of the managed-by label of network sets"`
 	CalicoAPI          string        `envconfig:"POLICY_CALICO_API" default:"auto" oneof:"auto,v3,v1" desc:"version of the Calico API for network sets: auto, v3 or v1"`
 	IncludeHostNetwork bool          `envconfig:"POLICY_INCLUDE_HOST_NETWORK" default:"false" desc:"whether network sets include pods on the host network, with the addresses of their nodes"`
-	FullResyncPeriod   time.Duration `envconfig:"POLICY_FULL_RESYNC_PERIOD" flag:"full-store-resync-period" default:"1h" desc:"interval at which all network sets are compared with the cluster (0: never)"`
+	FullResyncPeriod   time.Duration `envconfig:"POLICY_FULL_RESYNC_PERIOD" flag:"full-store-resync-period" default:"1h" desc:"interval at which all network sets are compared with the cluster, at least 1m (0: never)"`
 	Removal
 }
 
