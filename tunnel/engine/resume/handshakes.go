@@ -13,16 +13,16 @@ import (
 const (
 	atOnce        = 64
 	headway       = 100 * time.Millisecond
-	minRetry      = 50 * time.Millisecond // more than the 20 ms within which a peer ignores a second initiation
-	maxRetry      = 4 * time.Second       // less than WireGuard's own interval of 5 s (RekeyTimeout)
+	minRetry      = 200 * time.Millisecond // more than most round trips, as an attempt cancels the one before
+	maxRetry      = time.Second
 	maxKeepalives = 100                   // keepalives after which a session counts as broken
 )
 
 // handshakes schedules handshakes with many peers. The current time is an argument, and run
 // executes the schedule:
 //
-//	attempt   0    50   150     350  ...  3150   3200 ms ...
-//	          |----|----|-------|--- ... -----|------|---
+//	attempt   0    200   600     1400   1600   2000 ms ...
+//	          |----|-----|-------|------|------|---
 //	          initiation, repeated after twice the time: an attempt cancels the previous
 //	          one, whose response may be slow. Beyond maxRetry from minRetry again: when
 //	          messages are lost, the number of attempts counts
