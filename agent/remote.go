@@ -83,7 +83,10 @@ func newRemote(a *agent, cfg config.Remote, metrics *kube.Metrics) (*remote, err
 		Cluster: cfg.Name, Device: r.device, Source: r.nodes, Rules: r.rules, Prober: r.prober,
 		PathChanged: happened(pathChanged), Wake: happened(sessionsDue), Store: r.store, Logger: a.log,
 	})
-	return r, r.recallShared()
+	if err := r.recallShared(); err != nil {
+		return nil, err
+	}
+	return r, nil
 }
 
 // recallShared finds the pod subnets that contain endpoints of the remote's nodes, as an earlier

@@ -15,7 +15,7 @@ const (
 	headway       = 100 * time.Millisecond
 	minRetry      = 200 * time.Millisecond // more than most round trips, as an attempt cancels the one before
 	maxRetry      = time.Second
-	maxKeepalives = 100                   // keepalives after which a session counts as broken
+	maxKeepalives = 100 // keepalives after which a session counts as broken
 )
 
 // handshakes schedules handshakes with many peers. The current time is an argument, and run
