@@ -3,7 +3,9 @@ package agent
 import (
 	"context"
 	"errors"
+	"net"
 	"net/netip"
+	"strconv"
 	"sync"
 	"time"
 
@@ -17,6 +19,9 @@ import (
 // don't arrive: their sources are not checked.
 func (a *agent) ruleset() routes.Ruleset {
 	rules := routes.Ruleset{Mark: a.cfg.Mark, Ports: map[string]int{}, Map: a.mapping()}
+	if _, port, err := net.SplitHostPort(a.cfg.ListenAddress); err == nil {
+		rules.Status, _ = strconv.Atoi(port)
+	}
 	if a.cfg.SourceFilter {
 		for _, r := range a.admitted() {
 			rules.Origins = append(rules.Origins, routes.Origin{Device: r.device.Name(), Subnets: r.cfg.PodSubnets})

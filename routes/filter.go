@@ -46,8 +46,10 @@ type Ruleset struct {
 	// get the mark, so that a strict reverse path filter finds the routes of marked packets.
 	// On links with such nodes IPv6 neighbour discovery works.
 	Shared []Origin
-	// Ports are the UDP ports of devices, by name.
-	Ports map[string]int
+	// Ports are the UDP ports of devices, by name, and Status the TCP port of this program's status, or
+	// 0: neither is open to what arrives through a device of the exits.
+	Ports  map[string]int
+	Status int
 	// Map has the subnets of this cluster's pods with virtual ones: packets to these that arrive
 	// through a device of the exits get the address of a pod, and packets of pods that leave
 	// through one a virtual address. Packets to a virtual address are dropped where they leave.

@@ -119,7 +119,7 @@ func (f *Filter) Status(ctx context.Context, ruleset Ruleset) (State, error) {
 		}
 		return of(with, arrivalChain, exitChain, toRealChain, toVirtualChain)
 	}
-	arrival, exit, hairpin := of(full, arrivalChain), of(full, forwardedChain, exitChain), of(full, hairpinChain)
+	arrival, exit, hairpin := of(full, arrivalChain), of(full, forwardedChain, exitChain, inputChain, fromTunnelsChain), of(full, hairpinChain)
 	if len(ruleset.Origins)+len(ruleset.sharedRules()) == 0 {
 		arrival = nil
 	}
@@ -243,8 +243,9 @@ func (s installedTable) dropped(want Ruleset, claims []claim, chains ...string) 
 	counts := Dropped{}
 	for _, name := range chains {
 		rules := s.rulesOf(name)
+		rules = rules[len(want.leading(name)):]
 		if name == arrivalChain {
-			rules = rules[len(want.linkLocalRules())+len(want.sharedRules()):]
+			rules = rules[len(want.sharedRules()):]
 		}
 		for _, c := range claims {
 			n := len(want.rulesFor(name, c))
@@ -260,7 +261,7 @@ func (s installedTable) untranslated(want Ruleset) (n uint64) {
 	for _, name := range []string{forwardedChain, exitChain, toVirtualChain} {
 		rules := s.rulesOf(name)
 		if name != toVirtualChain {
-			rules = rules[len(want.claimed(name, claims(want.Exits))):]
+			rules = rules[len(want.leading(name))+len(want.claimed(name, claims(want.Exits))):]
 		}
 		for _, r := range rules {
 			n += countOf(r)

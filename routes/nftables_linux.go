@@ -3,6 +3,8 @@ package routes
 import (
 	"bytes"
 	"encoding/binary"
+	"maps"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -109,8 +111,11 @@ type chain struct {
 // leave, see [Exit].
 const (
 	arrivalChain   = "prerouting"
+	inputChain     = "input"
 	forwardedChain = "forward"
 	exitChain      = "postrouting"
+	// fromTunnelsChain is where the input chain leads what arrives through tunnels.
+	fromTunnelsChain = "from-tunnels"
 )
 
 // Priorities of the chains. Packets are dropped on arrival before connection tracking
@@ -129,10 +134,12 @@ func emptyChains() []chain {
 	return []chain{
 		{name: arrivalChain, kind: "filter", hook: unix.NF_INET_PRE_ROUTING, priority: earlyPriority},
 		{name: hairpinChain, kind: "nat", hook: unix.NF_INET_PRE_ROUTING, priority: hairpinPriority},
+		{name: inputChain, kind: "filter", hook: unix.NF_INET_LOCAL_IN, priority: earlyPriority},
 		{name: forwardedChain, kind: "filter", hook: unix.NF_INET_FORWARD, priority: earlyPriority},
 		{name: exitChain, kind: "filter", hook: unix.NF_INET_POST_ROUTING, priority: latePriority},
 		{name: toRealChain},
 		{name: toVirtualChain},
+		{name: fromTunnelsChain},
 	}
 }
 
@@ -148,18 +155,22 @@ func chainsOf(want Ruleset, with parts) []chain {
 			case with.sources:
 				c.rules = want.claimed(c.name, slices.DeleteFunc(origins, want.shares))
 			}
-			c.rules = append(want.linkLocalRules(), c.rules...)
+			c.rules = append(want.leading(c.name), c.rules...)
 			if with.rewrite && len(want.Map) > 0 {
-				c.rules = append(c.rules, want.toTranslation(c.name, toRealChain, unix.NFT_META_IIFNAME)...)
+				c.rules = append(c.rules, want.jumps(c.name, toRealChain, unix.NFT_META_IIFNAME)...)
 			}
+		case inputChain:
+			c.rules = want.jumps(c.name, fromTunnelsChain, unix.NFT_META_IIFNAME)
+		case fromTunnelsChain:
+			c.rules = want.closed()
 		case hairpinChain:
 			if with.hairpin {
 				c.rules = want.hairpin()
 			}
 		case forwardedChain, exitChain:
-			c.rules = append(want.claimed(c.name, claims(want.Exits)), want.untranslated(c.name)...)
+			c.rules = slices.Concat(want.leading(c.name), want.claimed(c.name, claims(want.Exits)), want.untranslated(c.name))
 			if c.name == exitChain && len(want.Map) > 0 {
-				c.rules = append(c.rules, want.toTranslation(c.name, toVirtualChain, unix.NFT_META_OIFNAME)...)
+				c.rules = append(c.rules, want.jumps(c.name, toVirtualChain, unix.NFT_META_OIFNAME)...)
 			}
 		case toRealChain:
 			if with.rewrite {
@@ -235,6 +246,21 @@ func (r *Ruleset) rulesFor(chain string, c claim) []object {
 	return exitRules(chain, c, 0)
 }
 
+// leading returns the rules at the beginning of a chain, which none of the others needs.
+func (r *Ruleset) leading(chain string) (rules []object) {
+	for _, e := range r.Exits {
+		switch {
+		case e.Device == "":
+		case chain == arrivalChain:
+			rules = append(rules, linkLocalRules(e.Device)...)
+			rules = append(rules, errorRules(e)...)
+		case chain == forwardedChain:
+			rules = append(rules, transitRule(e.Device))
+		}
+	}
+	return rules
+}
+
 // linkLocalRules returns the rules for packets of peers' link-local addresses, which are for probes
 // only. A router advertisement, solicitation or redirect of a peer would change this host's routes
 // and addresses, also those of other remotes (RFC 4861, sections 4.1, 4.2 and 4.5), and all else
@@ -244,26 +270,93 @@ func (r *Ruleset) rulesFor(chain string, c claim) []object {
 //	iifname "wireguard.gcp" icmpv6 type 137 counter drop
 //	iifname "wireguard.gcp" ip6 saddr fe80::/10 meta l4proto != { ipv6-icmp, udp } counter drop
 //	iifname "wireguard.gcp" ip6 saddr fe80::/10 udp dport != 9 counter drop
-func (r *Ruleset) linkLocalRules() (rules []object) {
-	protocol := expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_L4PROTO), number(unix.NFTA_META_DREG, unix.NFT_REG_1))
-	for _, e := range r.Exits {
-		if e.Device == "" {
-			continue
+func linkLocalRules(device string) (rules []object) {
+	through := through(unix.NFT_META_IIFNAME, device)
+	for _, types := range [][2]byte{{133, 134}, {137, 137}} {
+		rules = append(rules, ruleObject(arrivalChain, through, typeOf(unix.IPPROTO_ICMPV6, types), counted(verdictDrop)))
+	}
+	return append(rules,
+		ruleObject(arrivalChain, through, sourceIn(linkLocal), []attr{
+			loadProtocol(), compareTo(unix.NFT_CMP_NEQ, []byte{unix.IPPROTO_ICMPV6}), compareTo(unix.NFT_CMP_NEQ, []byte{unix.IPPROTO_UDP}),
+		}, counted(verdictDrop)),
+		ruleObject(arrivalChain, through, sourceIn(linkLocal), protocolUDP(), comparePort(unix.NFT_CMP_NEQ, probePort), counted(verdictDrop)))
+}
+
+// errorRules drop ICMP errors about packets that were not sent into the tunnel: a peer would shorten
+// the path MTU of this host to another remote, or to an API server. In nft(8) syntax, if that had
+// names for the packet that an error is about:
+//
+//	iifname "wireguard.gcp" icmp type 3-5 @th,192,32 & 255.255.0.0 != 10.4.0.0 counter drop
+//	iifname "wireguard.gcp" icmpv6 type 1-4 @th,256,128 != { fd04::/48, fe80::/10 } counter drop
+func errorRules(e Exit) (rules []object) {
+	for _, family := range []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), linkLocal} {
+		about := []attr{}
+		for _, s := range append(slices.Clone(e.Subnets), linkLocal) {
+			if s.Addr().Is4() == family.Addr().Is4() {
+				length, s := s.Addr().BitLen()/8, s.Masked()
+				about = append(about, inner(s.Addr(), destination4, destination6).load(length)...)
+				about = append(about, masked(net.CIDRMask(s.Bits(), 8*length), unix.NFT_CMP_NEQ, s.Addr().AsSlice())...)
+			}
 		}
-		through := []attr{
-			expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_IIFNAME), number(unix.NFTA_META_DREG, unix.NFT_REG_1)),
-			compareTo(unix.NFT_CMP_EQ, linkName(e.Device)),
+		protocol, types := icmpOf(family.Addr())
+		for _, t := range types {
+			rules = append(rules, ruleObject(arrivalChain, through(unix.NFT_META_IIFNAME, e.Device), protocolOf(family.Addr()), typeOf(protocol, t), about, counted(verdictDrop)))
 		}
-		for _, types := range [][2]byte{{133, 134}, {137, 137}} {
-			rules = append(rules, ruleObject(arrivalChain, through, typeOfICMPv6(types[0], types[1]), counted(verdictDrop)))
-		}
-		rules = append(rules,
-			ruleObject(arrivalChain, through, sourceIn(linkLocal), []attr{
-				protocol, compareTo(unix.NFT_CMP_NEQ, []byte{unix.IPPROTO_ICMPV6}), compareTo(unix.NFT_CMP_NEQ, []byte{unix.IPPROTO_UDP}),
-			}, counted(verdictDrop)),
-			ruleObject(arrivalChain, through, sourceIn(linkLocal), protocolUDP(), comparePort(unix.NFT_CMP_NEQ, probePort), counted(verdictDrop)))
 	}
 	return rules
+}
+
+// icmpOf returns a family's protocol of ICMP, and the first and last types of errors about packets
+// that were sent (RFC 792; RFC 4443).
+func icmpOf(family netip.Addr) (protocol byte, types [][2]byte) {
+	if family.Is4() {
+		return unix.IPPROTO_ICMP, [][2]byte{{3, 5}, {11, 12}}
+	}
+	return unix.IPPROTO_ICMPV6, [][2]byte{{1, 4}}
+}
+
+// transitRule drops what one remote sends to another: with an address of this node, by masquerading
+// of a Service's clients, the other one's nodes would accept it. In nft(8) syntax:
+//
+//	iifname "wireguard.gcp" oifname "wireguard.*" oifname != "wireguard.gcp" counter drop
+func transitRule(device string) object {
+	return ruleObject(forwardedChain, through(unix.NFT_META_IIFNAME, device), []attr{
+		expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_OIFNAME), number(unix.NFTA_META_DREG, unix.NFT_REG_1)),
+		compareTo(unix.NFT_CMP_EQ, []byte("wireguard.")), // which the names of all devices begin with
+		compareTo(unix.NFT_CMP_NEQ, linkName(device)),
+	}, counted(verdictDrop))
+}
+
+// closed returns the rules for what remotes send to this host itself. Packets inside of tunnels of
+// network plugins would arrive once more, from any address that the sender likes; WireGuard's own
+// ports and the closed ones are for the underlay and for this cluster. In nft(8) syntax:
+//
+//	udp dport 4789 counter drop
+//	meta l4proto 4 counter drop
+//	tcp dport 7773 counter drop
+func (r *Ruleset) closed() (rules []object) {
+	if len(r.jumps(inputChain, fromTunnelsChain, unix.NFT_META_IIFNAME)) == 0 {
+		return nil
+	}
+	udp := append([]int{4789, 8472, 6081}, slices.Sorted(maps.Values(r.Ports))...) // VXLAN, Linux' older port of it, Geneve
+	for _, port := range udp {
+		rules = append(rules, ruleObject(fromTunnelsChain, protocolUDP(), comparePort(unix.NFT_CMP_EQ, port), counted(verdictDrop)))
+	}
+	for _, protocol := range []byte{unix.IPPROTO_IPIP, unix.IPPROTO_IPV6, unix.IPPROTO_GRE} {
+		rules = append(rules, ruleObject(fromTunnelsChain, isProtocol(protocol), counted(verdictDrop)))
+	}
+	if r.Status != 0 {
+		rules = append(rules, ruleObject(fromTunnelsChain, isProtocol(unix.IPPROTO_TCP), comparePort(unix.NFT_CMP_EQ, r.Status), counted(verdictDrop)))
+	}
+	return rules
+}
+
+// through matches packets whose link, by the given key, is the device.
+func through(key uint32, device string) []attr {
+	return []attr{
+		expression("meta", number(unix.NFTA_META_KEY, key), number(unix.NFTA_META_DREG, unix.NFT_REG_1)),
+		compareTo(unix.NFT_CMP_EQ, linkName(device)),
+	}
 }
 
 // probePort is that of probes by UDP, see package tunnel.
@@ -307,17 +400,14 @@ func (r *Ruleset) sharedRules() (rules []object) {
 // neighbourDiscovery matches neighbour solicitations and advertisements that no router has
 // forwarded (RFC 4861, sections 4.3, 4.4 and 7.1).
 func neighbourDiscovery() []attr {
-	return append(typeOfICMPv6(135, 136), byteAt(unix.NFT_PAYLOAD_NETWORK_HEADER, 7), compareTo(unix.NFT_CMP_EQ, []byte{255}))
+	return append(typeOf(unix.IPPROTO_ICMPV6, [2]byte{135, 136}), byteAt(unix.NFT_PAYLOAD_NETWORK_HEADER, 7), compareTo(unix.NFT_CMP_EQ, []byte{255}))
 }
 
-// typeOfICMPv6 matches ICMPv6 messages of types (RFC 4443, section 2.1).
-func typeOfICMPv6(first, last byte) []attr {
-	return []attr{
-		expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_L4PROTO), number(unix.NFTA_META_DREG, unix.NFT_REG_1)),
-		compareTo(unix.NFT_CMP_EQ, []byte{unix.IPPROTO_ICMPV6}),
-		byteAt(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0),
-		compareTo(unix.NFT_CMP_GTE, []byte{first}), compareTo(unix.NFT_CMP_LTE, []byte{last}),
-	}
+// typeOf matches messages of ICMP or ICMPv6 by their types, first and last (RFC 792; RFC 4443, section
+// 2.1).
+func typeOf(protocol byte, types [2]byte) []attr {
+	return append(isProtocol(protocol), byteAt(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0),
+		compareTo(unix.NFT_CMP_GTE, types[:1]), compareTo(unix.NFT_CMP_LTE, types[1:]))
 }
 
 func byteAt(base, offset uint32) attr {
@@ -366,14 +456,17 @@ func toAddressType(addressType uint32) []attr {
 	}
 }
 
-func protocolUDP() []attr {
-	return []attr{
-		expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_L4PROTO), number(unix.NFTA_META_DREG, unix.NFT_REG_1)),
-		compareTo(unix.NFT_CMP_EQ, []byte{unix.IPPROTO_UDP}),
-	}
+func protocolUDP() []attr { return isProtocol(unix.IPPROTO_UDP) }
+
+func isProtocol(protocol byte) []attr {
+	return []attr{loadProtocol(), compareTo(unix.NFT_CMP_EQ, []byte{protocol})}
 }
 
-// comparePort compares the destination port of UDP packets (RFC 768).
+func loadProtocol() attr {
+	return expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_L4PROTO), number(unix.NFTA_META_DREG, unix.NFT_REG_1))
+}
+
+// comparePort compares the destination port of UDP or TCP packets (RFC 768; RFC 9293, section 3.1).
 func comparePort(operator uint32, port int) []attr {
 	return []attr{
 		expression("payload", number(unix.NFTA_PAYLOAD_DREG, unix.NFT_REG_1),

@@ -115,20 +115,11 @@ func (r *Ruleset) toVirtual(rewrite bool) (rules []object) {
 // that ICMP errors are about.
 func translate(chain string, from, to netip.Prefix, offset4, offset6, inner4, inner6 uint32) []object {
 	family := from.Addr()
-	protocol, types := byte(unix.IPPROTO_ICMPV6), [][2]byte{{1, 4}}
-	if family.Is4() {
-		protocol, types = unix.IPPROTO_ICMP, [][2]byte{{3, 4}, {11, 12}}
-	}
+	protocol, types := icmpOf(family)
 	whole, quoted := outer(family, offset4, offset6), inner(family, inner4, inner6)
 	rules := []object{ruleObject(chain, protocolOf(family), whole.in(from), whole.move(to))}
 	for _, t := range types {
-		rules = append(rules, ruleObject(chain, protocolOf(family), []attr{
-			expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_L4PROTO), number(unix.NFTA_META_DREG, unix.NFT_REG_1)),
-			compareTo(unix.NFT_CMP_EQ, []byte{protocol}),
-			expression("payload", number(unix.NFTA_PAYLOAD_DREG, unix.NFT_REG_1), number(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_TRANSPORT_HEADER),
-				number(unix.NFTA_PAYLOAD_OFFSET, 0), number(unix.NFTA_PAYLOAD_LEN, 1)),
-			compareTo(unix.NFT_CMP_GTE, t[:1]), compareTo(unix.NFT_CMP_LTE, t[1:]),
-		}, quoted.in(from), quoted.move(to)))
+		rules = append(rules, ruleObject(chain, protocolOf(family), typeOf(protocol, t), quoted.in(from), quoted.move(to)))
 	}
 	return rules
 }
@@ -170,17 +161,16 @@ func lastOf(p netip.Prefix) netip.Addr {
 	return addr
 }
 
-// toTranslation returns the rules of a chain that lead packets of tunnels, by the given key, to
-// the chain that translates them.
-func (r *Ruleset) toTranslation(chain, translating string, key uint32) (rules []object) {
+// jumps returns the rules of a chain that lead packets of tunnels, by the given key, to another one.
+func (r *Ruleset) jumps(chain, to string, key uint32) (rules []object) {
 	for _, e := range r.Exits {
 		if e.Device == "" {
 			continue
 		}
 		rules = append(rules, ruleObject(chain,
-			[]attr{expression("meta", number(unix.NFTA_META_KEY, key), number(unix.NFTA_META_DREG, unix.NFT_REG_1)), compareTo(unix.NFT_CMP_EQ, linkName(e.Device))},
+			through(key, e.Device),
 			[]attr{expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT), nest(unix.NFTA_IMMEDIATE_DATA,
-				nest(unix.NFTA_DATA_VERDICT, number(unix.NFTA_VERDICT_CODE, verdictJump), label(unix.NFTA_VERDICT_CHAIN, translating))))}))
+				nest(unix.NFTA_DATA_VERDICT, number(unix.NFTA_VERDICT_CODE, verdictJump), label(unix.NFTA_VERDICT_CHAIN, to))))}))
 	}
 	return rules
 }
