@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"strings"
 	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -71,8 +72,9 @@ func newItem[T any](object runtime.Object) (*item[T], error) {
 // maxName is the maximum length of an object's name (a DNS subdomain, RFC 1123).
 const maxName = 253
 
-// possible reports whether what an item keeps of the object's metadata may be valid.
+// possible reports whether what an item keeps of the object's metadata may be valid. Neither a name
+// nor a namespace has a slash, so that namespace/name is the key of one object.
 func (i *item[T]) possible() bool {
-	return i.Name != "" && len(i.Name) <= maxName && utf8.ValidString(i.Name) && len(i.Namespace) <= maxName && utf8.ValidString(i.Namespace) &&
+	return !strings.Contains(i.Namespace+i.Name, "/") && i.Name != "" && len(i.Name) <= maxName && utf8.ValidString(i.Name) && len(i.Namespace) <= maxName && utf8.ValidString(i.Namespace) &&
 		len(i.ResourceVersion) <= maxName
 }

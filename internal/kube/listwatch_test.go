@@ -84,3 +84,15 @@ func TestStoppedWatchLeaksNoGoroutine(t *testing.T) {
 	w.Stop()
 	goleak.VerifyNone(t, running)
 }
+
+// Of two objects of a remote none has the key of the other: a slash separates namespace and name.
+func TestNamesWithSlashesAreImpossible(t *testing.T) {
+	for _, names := range [][2]string{{"a/b", "c"}, {"a", "b/c"}, {"", "a/b/c"}, {"a", ""}} {
+		if i := (&item[int]{ObjectMeta: metav1.ObjectMeta{Namespace: names[0], Name: names[1]}}); i.possible() {
+			t.Errorf("%q is possible", names)
+		}
+	}
+	if i := (&item[int]{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b.c-d"}}); !i.possible() {
+		t.Error("a.b-c isn't possible")
+	}
+}
