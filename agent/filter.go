@@ -28,12 +28,12 @@ func (a *agent) ruleset() routes.Ruleset {
 		}
 	}
 	for _, r := range a.remotes {
-		port, known := r.device.ListenPort()
-		if !known {
-			port = r.cfg.ListenPort
-		}
-		rules.Ports[r.device.Name()] = port
 		if r.refused() == nil {
+			port, known := r.device.ListenPort()
+			if !known {
+				port = r.cfg.ListenPort
+			}
+			rules.Ports[r.device.Name()] = port
 			rules.Shared = append(rules.Shared, routes.Origin{Device: r.device.Name(), Subnets: *r.shared.Load()})
 		}
 		rules.Exits = append(rules.Exits, routes.Exit{Device: r.device.Name(), Subnets: r.guarded()})

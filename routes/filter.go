@@ -46,8 +46,9 @@ type Ruleset struct {
 	// get the mark, so that a strict reverse path filter finds the routes of marked packets.
 	// On links with such nodes IPv6 neighbour discovery works.
 	Shared []Origin
-	// Ports are the UDP ports of devices, by name, and Status the TCP port of this program's status, or
-	// 0: neither is open to what arrives through a device of the exits.
+	// Ports are the UDP ports of the devices that are used, by name, and Status the TCP port of this
+	// program's status, or 0: neither is open to what arrives through these devices, as other packets
+	// that aren't for pods or this host, see docs/decisions/0050.
 	Ports  map[string]int
 	Status int
 	// Map has the subnets of this cluster's pods with virtual ones: packets to these that arrive

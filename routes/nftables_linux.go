@@ -157,10 +157,10 @@ func chainsOf(want Ruleset, with parts) []chain {
 			}
 			c.rules = append(want.leading(c.name), c.rules...)
 			if with.rewrite && len(want.Map) > 0 {
-				c.rules = append(c.rules, want.jumps(c.name, toRealChain, unix.NFT_META_IIFNAME)...)
+				c.rules = append(c.rules, jumps(c.name, want.Exits, toRealChain, unix.NFT_META_IIFNAME)...)
 			}
 		case inputChain:
-			c.rules = want.jumps(c.name, fromTunnelsChain, unix.NFT_META_IIFNAME)
+			c.rules = jumps(c.name, want.tunnels(), fromTunnelsChain, unix.NFT_META_IIFNAME)
 		case fromTunnelsChain:
 			c.rules = want.closed()
 		case hairpinChain:
@@ -170,7 +170,7 @@ func chainsOf(want Ruleset, with parts) []chain {
 		case forwardedChain, exitChain:
 			c.rules = slices.Concat(want.leading(c.name), want.claimed(c.name, claims(want.Exits)), want.untranslated(c.name))
 			if c.name == exitChain && len(want.Map) > 0 {
-				c.rules = append(c.rules, want.jumps(c.name, toVirtualChain, unix.NFT_META_OIFNAME)...)
+				c.rules = append(c.rules, jumps(c.name, want.Exits, toVirtualChain, unix.NFT_META_OIFNAME)...)
 			}
 		case toRealChain:
 			if with.rewrite {
@@ -248,17 +248,21 @@ func (r *Ruleset) rulesFor(chain string, c claim) []object {
 
 // leading returns the rules at the beginning of a chain, which none of the others needs.
 func (r *Ruleset) leading(chain string) (rules []object) {
-	for _, e := range r.Exits {
-		switch {
-		case e.Device == "":
-		case chain == arrivalChain:
+	for _, e := range r.tunnels() {
+		switch chain {
+		case arrivalChain:
 			rules = append(rules, linkLocalRules(e.Device)...)
 			rules = append(rules, errorRules(e)...)
-		case chain == forwardedChain:
+		case forwardedChain:
 			rules = append(rules, transitRule(e.Device))
 		}
 	}
 	return rules
+}
+
+// tunnels returns the exits through devices that are used.
+func (r *Ruleset) tunnels() []Exit {
+	return slices.DeleteFunc(slices.Clone(r.Exits), func(e Exit) bool { return r.Ports[e.Device] == 0 })
 }
 
 // linkLocalRules returns the rules for packets of peers' link-local addresses, which are for probes
@@ -335,7 +339,7 @@ func transitRule(device string) object {
 //	meta l4proto 4 counter drop
 //	tcp dport 7773 counter drop
 func (r *Ruleset) closed() (rules []object) {
-	if len(r.jumps(inputChain, fromTunnelsChain, unix.NFT_META_IIFNAME)) == 0 {
+	if len(r.tunnels()) == 0 {
 		return nil
 	}
 	udp := append([]int{4789, 8472, 6081}, slices.Sorted(maps.Values(r.Ports))...) // VXLAN, Linux' older port of it, Geneve

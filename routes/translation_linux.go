@@ -162,8 +162,8 @@ func lastOf(p netip.Prefix) netip.Addr {
 }
 
 // jumps returns the rules of a chain that lead packets of tunnels, by the given key, to another one.
-func (r *Ruleset) jumps(chain, to string, key uint32) (rules []object) {
-	for _, e := range r.Exits {
+func jumps(chain string, tunnels []Exit, to string, key uint32) (rules []object) {
+	for _, e := range tunnels {
 		if e.Device == "" {
 			continue
 		}

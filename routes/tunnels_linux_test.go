@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -34,14 +35,19 @@ func TestPeersAreNoRouters(t *testing.T) {
 		return err
 	}))
 	t.Cleanup(func() { _ = listening.Close() })
-	must(t, peer.Do(func() error { addAddress(t, "eth0", theirs+"/64"); return nil }))
+	var zone string // by its number: package net caches those of names, for all namespaces
+	must(t, peer.Do(func() error {
+		addAddress(t, "eth0", theirs+"/64")
+		zone = strconv.Itoa(link(t, "eth0").Attrs().Index)
+		return nil
+	}))
 
 	// advertise sends a router advertisement with a default route and a prefix, whose checksum the
 	// kernel adds (RFC 4861, sections 4.2 and 4.6.2).
 	advertise := func() {
 		t.Helper()
 		must(t, peer.Do(func() error {
-			conn, err := net.ListenIP("ip6:ipv6-icmp", &net.IPAddr{IP: net.ParseIP(theirs), Zone: "eth0"})
+			conn, err := net.ListenIP("ip6:ipv6-icmp", &net.IPAddr{IP: net.ParseIP(theirs), Zone: zone})
 			must(t, err)
 			raw, err := conn.SyscallConn()
 			must(t, err)
@@ -51,7 +57,7 @@ func TestPeersAreNoRouters(t *testing.T) {
 				134, 0, 0, 0, 64, 0, 1800 >> 8, 1800 & 255, 0, 0, 0, 0, 0, 0, 0, 0,
 				3, 4, 64, 0xc0, 0, 0, 255, 255, 0, 0, 255, 255, 0, 0, 0, 0,
 			}, net.ParseIP("2001:db8:7::")...)
-			_, err = conn.WriteToIP(message, &net.IPAddr{IP: net.ParseIP(own), Zone: "eth0"})
+			_, err = conn.WriteToIP(message, &net.IPAddr{IP: net.ParseIP(own), Zone: zone})
 			return errors.Join(err, conn.Close())
 		}))
 	}
@@ -68,7 +74,7 @@ func TestPeersAreNoRouters(t *testing.T) {
 		var err error
 		must(t, peer.Do(func() error {
 			var conn net.Conn
-			if conn, err = net.DialTimeout("tcp6", net.JoinHostPort(own+"%eth0", "10250"), timeout); err == nil {
+			if conn, err = net.DialTimeout("tcp6", net.JoinHostPort(own+"%"+zone, "10250"), timeout); err == nil {
 				err = conn.Close()
 			}
 			return nil
@@ -88,7 +94,7 @@ func TestPeersAreNoRouters(t *testing.T) {
 		t.Fatal("the routes are still there")
 	}
 
-	rules := Ruleset{Exits: []Exit{{Device: "wireguard.gcp", Subnets: prefixes(subnet4)}}} // the source filter is off
+	rules := Ruleset{Exits: []Exit{{Device: "wireguard.gcp", Subnets: prefixes(subnet4)}}, Ports: map[string]int{"wireguard.gcp": 51820}} // the source filter is off
 	must(t, host.Do(func() error {
 		if s, err := newFilter(t).Status(t.Context(), rules); err != nil || s.Exit || len(s.Forged) > 0 {
 			t.Errorf("before the filter is installed: %+v, %v", s, err)
@@ -114,7 +120,7 @@ func TestPeersAreNoRouters(t *testing.T) {
 	}
 	// A probe by UDP is answered: its port is closed.
 	must(t, peer.Do(func() error {
-		conn, err := net.DialUDP("udp6", nil, net.UDPAddrFromAddrPort(netip.MustParseAddrPort("["+own+"%eth0]:9")))
+		conn, err := net.DialUDP("udp6", nil, net.UDPAddrFromAddrPort(netip.MustParseAddrPort("["+own+"%"+zone+"]:9")))
 		must(t, err)
 		defer conn.Close()
 		must(t, conn.SetDeadline(time.Now().Add(time.Minute)))
@@ -219,7 +225,7 @@ func TestWhatRemotesCanNotReach(t *testing.T) {
 		Exits: []Exit{
 			{Device: "wireguard.gcp", Subnets: prefixes(subnet4, subnet6)}, {Device: "wireguard.merit", Subnets: prefixes("10.5.0.0/16", "fd05::/48")},
 		},
-		Ports: map[string]int{"wireguard.gcp": wireGuard}, Status: status,
+		Ports: map[string]int{"wireguard.gcp": wireGuard, "wireguard.merit": wireGuard + 1}, Status: status,
 	}
 	b.do(t, b.host, func() error { _, err := newFilter(t).Sync(t.Context(), rules); return err })
 	send("10.5.1.1", other)
