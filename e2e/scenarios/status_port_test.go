@@ -48,8 +48,14 @@ func TestStatusPort(t *testing.T) {
 			_, err := remote.Get(within(t, repair), url(gateway, 7999, "/"))
 			must(t, err)
 			for _, port := range []int{programs.StatusPort, programs.ProbePort} {
-				closedPort(t, remote, gateway, port)
 				closedPort(t, local, gateway, port)
+			}
+			closedPort(t, remote, gateway, programs.ProbePort)
+			// Packets through the tunnel to the port of the status are dropped.
+			conn, err := remote.Dial(within(t, 3*time.Second), "tcp", netip.AddrPortFrom(gateway, programs.StatusPort).String())
+			if err == nil {
+				_ = conn.Close()
+				t.Errorf("%s answers the remote at the port of the status", gateway)
 			}
 		}
 		closedPort(t, local, internal, programs.ProbePort)
