@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 
@@ -293,18 +292,16 @@ func linkLocalRules(device string) (rules []object) {
 //	iifname "wireguard.gcp" icmp type 3-5 @th,192,32 & 255.255.0.0 != 10.4.0.0 counter drop
 //	iifname "wireguard.gcp" icmpv6 type 1-4 @th,256,128 != { fd04::/48, fe80::/10 } counter drop
 func errorRules(e Exit) (rules []object) {
-	for _, family := range []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), linkLocal} {
-		about := []attr{}
+	for _, family := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		var about []attr
 		for _, s := range append(slices.Clone(e.Subnets), linkLocal) {
-			if s.Addr().Is4() == family.Addr().Is4() {
-				length, s := s.Addr().BitLen()/8, s.Masked()
-				about = append(about, inner(s.Addr(), destination4, destination6).load(length)...)
-				about = append(about, masked(net.CIDRMask(s.Bits(), 8*length), unix.NFT_CMP_NEQ, s.Addr().AsSlice())...)
+			if s.Addr().Is4() == family.Is4() {
+				about = append(about, inner(family, destination4, destination6).compare(unix.NFT_CMP_NEQ, s.Masked())...)
 			}
 		}
-		protocol, types := icmpOf(family.Addr())
+		protocol, types := icmpOf(family)
 		for _, t := range types {
-			rules = append(rules, ruleObject(arrivalChain, through(unix.NFT_META_IIFNAME, e.Device), protocolOf(family.Addr()), typeOf(protocol, t), about, counted(verdictDrop)))
+			rules = append(rules, ruleObject(arrivalChain, through(unix.NFT_META_IIFNAME, e.Device), protocolOf(family), typeOf(protocol, t), about, counted(verdictDrop)))
 		}
 	}
 	return rules
@@ -441,11 +438,7 @@ func exitRules(chain string, c claim, mark uint32) []object {
 	if c.device == "" {
 		return []object{pass, drop}
 	}
-	looping := []attr{
-		expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_OIFNAME), number(unix.NFTA_META_DREG, unix.NFT_REG_1)),
-		compareTo(unix.NFT_CMP_EQ, linkName(c.device)),
-	}
-	return []object{ruleObject(chain, encrypted, looping, verdict(verdictDrop)), pass, drop}
+	return []object{ruleObject(chain, encrypted, through(unix.NFT_META_OIFNAME, c.device), verdict(verdictDrop)), pass, drop}
 }
 
 // host returns a number as nf_tables holds marks and types: in the order of the host.

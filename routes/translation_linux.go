@@ -59,9 +59,12 @@ func inner(family netip.Addr, offset4, offset6 uint32) rewritten {
 }
 
 // in matches packets whose address is in the subnet. It leaves the address in the register.
-func (w rewritten) in(subnet netip.Prefix) []attr {
+func (w rewritten) in(subnet netip.Prefix) []attr { return w.compare(unix.NFT_CMP_EQ, subnet) }
+
+// compare compares the network of the address with a subnet.
+func (w rewritten) compare(operator uint32, subnet netip.Prefix) []attr {
 	length := subnet.Addr().BitLen() / 8
-	return append(w.load(length), masked(net.CIDRMask(subnet.Bits(), 8*length), unix.NFT_CMP_EQ, subnet.Addr().AsSlice())...)
+	return append(w.load(length), masked(net.CIDRMask(subnet.Bits(), 8*length), operator, subnet.Addr().AsSlice())...)
 }
 
 func (w rewritten) load(length int) []attr {

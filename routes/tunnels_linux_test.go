@@ -1,6 +1,7 @@
 package routes
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -24,12 +25,12 @@ import (
 func TestPeersAreNoRouters(t *testing.T) {
 	host, peer := nstest.New(t), nstest.New(t)
 	nstest.Pair(t, host, peer, "wireguard.gcp", "eth0")
-	const own, theirs, tcpPort = "fe80::1", "fe80::2", 10250
+	const own, theirs, port = "fe80::1", "fe80::2", "10250"
 	var listening net.Listener
 	must(t, host.Do(func() (err error) {
 		addAddress(t, "wireguard.gcp", own+"/64")
 		must(t, os.WriteFile("/proc/sys/net/ipv6/conf/wireguard.gcp/accept_ra", []byte("2"), 0))
-		listening, err = net.Listen("tcp6", "[::]:10250")
+		listening, err = net.Listen("tcp6", "[::]:"+port)
 		return err
 	}))
 	t.Cleanup(func() { _ = listening.Close() })
@@ -72,7 +73,7 @@ func TestPeersAreNoRouters(t *testing.T) {
 		var err error
 		must(t, peer.Do(func() error {
 			var conn net.Conn
-			if conn, err = net.DialTimeout("tcp6", net.JoinHostPort(own+"%"+zone, "10250"), timeout); err == nil {
+			if conn, err = net.DialTimeout("tcp6", net.JoinHostPort(own+"%"+zone, port), timeout); err == nil {
 				err = conn.Close()
 			}
 			return nil
@@ -197,7 +198,7 @@ func TestWhatRemotesCanNotReach(t *testing.T) {
 			message := []byte{3, 4, 0, 0, 0, 0, 1000 >> 8, 1000 & 255, 0x45, 0, 5, 220, 0, 0, 0, 0, 64, 1, 0, 0}
 			message = append(append(message, net.ParseIP("192.0.2.1").To4()...), net.ParseIP(about).To4()...)
 			message = append(message, 0, 0, 0, 0, 0, 7, 0, 0) // an echo reply
-			message = checksummed(message)
+			binary.BigEndian.PutUint16(message[2:], checksum(message))
 			_, err = conn.Write(message)
 			return errors.Join(err, conn.Close())
 		})
@@ -253,17 +254,4 @@ func TestWhatRemotesCanNotReach(t *testing.T) {
 		}
 		return err
 	})
-}
-
-// checksummed sets the checksum of an ICMP message (RFC 1071).
-func checksummed(message []byte) []byte {
-	var sum uint32
-	for i := 0; i+1 < len(message); i += 2 {
-		sum += uint32(message[i])<<8 | uint32(message[i+1])
-	}
-	for sum>>16 != 0 {
-		sum = sum&0xffff + sum>>16
-	}
-	message[2], message[3] = byte(^sum>>8), byte(^sum)
-	return message
 }

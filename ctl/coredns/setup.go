@@ -344,18 +344,8 @@ func (s *Setup) parse(main string, mounts []mount) error {
 		o := &s.others[i]
 		s.Reloads = s.Reloads || o.directive("reload") != nil
 		if d := o.directive("kubernetes"); d != nil && (s.like == nil || s.like.plain() == Address{} && o.plain() != Address{}) {
-			zones := slices.Clone(d.Args)
-			if len(zones) == 0 { // It has those of its block, and the first one that isn't of addresses is the domain.
-				for _, z := range o.Zones {
-					if zone := strings.TrimSuffix(z.Zone, "."); !strings.HasSuffix(zone, "in-addr.arpa") && !strings.HasSuffix(zone, "ip6.arpa") {
-						zones = append(zones, zone)
-					}
-				}
-			}
-			if len(zones) > 0 {
-				if domain := strings.TrimSuffix(zones[0], "."); len(validation.IsDNS1123Subdomain(domain)) == 0 {
-					s.like, s.Domain = o, domain
-				}
+			if domain := domainOf(o, d); len(validation.IsDNS1123Subdomain(domain)) == 0 {
+				s.like, s.Domain = o, domain
 			}
 		}
 	}
@@ -369,6 +359,20 @@ func (s *Setup) parse(main string, mounts []mount) error {
 	}
 	s.Owner = owner(s.maps[s.target.name], s.Namespace, s.target != from)
 	return nil
+}
+
+// domainOf returns the domain of the plugin kubernetes of a server block: its first zone or, as it then
+// has those of the block, the first one there that isn't of addresses; empty: there is none.
+func domainOf(o *Server, kubernetes *Directive) string {
+	if len(kubernetes.Args) > 0 {
+		return strings.TrimSuffix(kubernetes.Args[0], ".")
+	}
+	for _, z := range o.Zones {
+		if zone := strings.TrimSuffix(z.Zone, "."); !strings.HasSuffix(zone, "in-addr.arpa") && !strings.HasSuffix(zone, "ip6.arpa") {
+			return zone
+		}
+	}
+	return ""
 }
 
 func (s *Setup) data(name string) map[string]string {
