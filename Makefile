@@ -47,7 +47,7 @@ test: ## the gate: what must pass before a change lands (root); PARTS="unit demo
 
 .PHONY: test-all
 test-all: ## what must pass before a release, an hour and more (root); SHARDS="kernel fuzz" for some of it
-	.ci/run $(or $(SHARDS),all)
+	.ci/run $(if $(SHARDS),deps $(SHARDS),all)
 
 .PHONY: flakes
 flakes: deps ## tests of the packages changed since a revision, 20 times under load (root); SINCE=REV
