@@ -38,10 +38,7 @@ type Cluster struct {
 
 // Clusters makes clients for clusters, without sending a request. The error joins all
 // faults.
-func (s *Session) Clusters(names []string) ([]*Cluster, error) { return s.ClustersBut("", names) }
-
-// ClustersBut is Clusters, and accepts a --context of one further cluster.
-func (s *Session) ClustersBut(other string, names []string) ([]*Cluster, error) {
+func (s *Session) Clusters(names []string) ([]*Cluster, error) {
 	var errs []error
 	for i, name := range names {
 		if err := validName(name); err != nil {
@@ -52,7 +49,7 @@ func (s *Session) ClustersBut(other string, names []string) ([]*Cluster, error) 
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.contexts)) {
-		if name != other && !slices.Contains(names, name) {
+		if !slices.Contains(names, name) {
 			errs = append(errs, fmt.Errorf("--context %s=%s: cluster %s isn't among the arguments", name, s.contexts[name], name))
 		}
 	}

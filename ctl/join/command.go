@@ -258,7 +258,7 @@ func (a *installation) write(directory string) error {
 
 // LeaveCommand is "semaphorectl leave".
 func LeaveCommand(s *cli.Session) *cobra.Command {
-	var alone, forced bool
+	var alone bool
 	var gone string
 	cmd := &cobra.Command{
 		Use:   "leave CLUSTER...",
@@ -268,9 +268,8 @@ cluster leaves all of its neighbours. These need kubeconfig contexts, too, unles
 leaves them unchanged. First its endpoints are withdrawn everywhere, so that no requests are
 lost.
 
---gone removes a cluster that no longer exists from the settings of others, without changing
-it. It is refused while nodes of the others, or this machine, reach the cluster's API server;
---force does without that check, as for a cluster that isn't trusted any more.
+--gone removes a cluster that no longer exists, or that isn't trusted any more, from the
+settings of others, without changing it.
 
 A cluster without remaining neighbours is uninstalled: its agents remove devices, routes,
 rules and annotations from their nodes, then all objects are deleted. Private keys stay on
@@ -287,11 +286,8 @@ there are any.`,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			ctx, cancel := s.Context(cmd.Context())
 			defer cancel()
-			if forced && gone == "" {
-				return cli.Usage(errors.New("--force is for --gone only"))
-			}
 			if gone != "" {
-				return leaveGone(ctx, s, gone, names, forced)
+				return leaveGone(ctx, s, gone, names)
 			}
 			if len(names) == 1 && !alone {
 				return leaveAll(ctx, s, names[0])
@@ -303,8 +299,7 @@ there are any.`,
 			return Leave(ctx, s, clusters, Options{})
 		},
 	}
-	cmd.Flags().StringVar(&gone, "gone", "", "cluster that no longer exists, to remove from the settings of the others without changing it")
-	cmd.Flags().BoolVar(&forced, "force", false, "with --gone: also if the cluster is reachable, or that can't be checked")
+	cmd.Flags().StringVar(&gone, "gone", "", "cluster to remove from the settings of the others without changing it, as one that no longer exists")
 	cmd.Flags().BoolVar(&alone, "alone", false, "uninstall a single cluster, and leave its neighbours unchanged")
 	cmd.MarkFlagsMutuallyExclusive("alone", "gone")
 	return cmd

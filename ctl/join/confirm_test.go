@@ -109,7 +109,7 @@ func TestGoneIsAName(t *testing.T) {
 		"itself":               {"gcp", []string{"aws", "gcp"}, "the arguments must be the other clusters"},
 		"no name of the other": {"gcp", []string{"local"}, "can't be the name of a cluster"},
 	} {
-		if err := leaveGone(t.Context(), s, c.gone, c.names, false); err == nil || !strings.Contains(err.Error(), c.says) {
+		if err := leaveGone(t.Context(), s, c.gone, c.names); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v, expected %q", name, err, c.says)
 		}
 	}

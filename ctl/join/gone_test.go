@@ -1,59 +1,12 @@
 package join
 
 import (
-	"fmt"
-	"strings"
 	"testing"
-
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/fake"
-	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
-	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 )
-
-// TestOnlyWhatIsGoneIsGone asks nodes whether they reach the API server of a cluster that is
-// said to be gone.
-func TestOnlyWhatIsGoneIsGone(t *testing.T) {
-	const server = "https://api.merit.example:6443"
-	ca := map[string][]byte{"merit.ca.crt": []byte(kubetest.Certificate(t))}
-	refused := fmt.Sprintf(`{"servers":{%q:"connection refused"}}`, server)
-	for name, c := range map[string]struct {
-		settings inspect.Settings
-		secret   map[string][]byte
-		message  string // of the temporary pod
-		want     string // empty: it is gone
-	}{
-		"not reached":       {inspect.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_API_URL": server}, ca, refused, ""},
-		"reached":           {inspect.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_API_URL": server}, ca, fmt.Sprintf(`{"servers":{%q:""}}`, server), "merit isn't gone: node n of aws reaches its API server at " + server + "; separate it with semaphorectl leave merit"},
-		"another authority": {inspect.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_API_URL": server}, ca, fmt.Sprintf(`{"servers":{%q:"tls: failed to verify certificate: x509: certificate signed by unknown authority"}}`, server), "can't be checked from node n"},
-		"no answer":         {inspect.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_API_URL": server}, ca, "killed", "can't be checked: a temporary pod on node n failed"},
-		"no authority":      {inspect.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_API_URL": server}, nil, refused, "can't be checked: its Secrets have no CA"},
-		"by kubeconfig":     {inspect.Settings{"SEMAPHORE_REMOTES": "merit", "SEMAPHORE_REMOTE_MERIT_KUBECONFIG": "/k"}, ca, refused, "can't be checked"},
-		"it isn't a remote": {inspect.Settings{"SEMAPHORE_REMOTES": "gcp"}, nil, refused, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			client := fake.NewClientset(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "semaphore-service-mirror-remotes", Namespace: cli.Namespace}, Data: c.secret})
-			client.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-				return true, &corev1.Pod{Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{
-					State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Message: c.message}},
-				}}}}, nil
-			})
-			f := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2")
-			f.Installed.Settings = c.settings
-			s, _ := printed()
-			err := (&installation{Session: s}).unreached(t.Context(), &cli.Cluster{Name: "aws", Access: cli.Access{Context: "aws"}, Client: client}, f, "merit")
-			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
-				t.Errorf("%v, expected %q", err, c.want)
-			}
-		})
-	}
-}
 
 // TestPlanOfLeaving records that a cluster left, until it is joined again.
 func TestPlanOfLeaving(t *testing.T) {

@@ -215,7 +215,7 @@ func (a *installation) leaveSome(ctx context.Context, i int, c *cli.Cluster, p l
 		step{"tokens", func(ctx context.Context) error {
 			var errs []error
 			for _, remote := range p.from {
-				errs = append(errs, handover.Forget(ctx, a.Session, c, string(remote)))
+				errs = append(errs, handover.Forget(ctx, c, string(remote)))
 			}
 			return errors.Join(errs...)
 		}},
@@ -334,7 +334,7 @@ func (a *installation) leaveEntirely(ctx context.Context, i int, c *cli.Cluster)
 		step{"everything else", func(ctx context.Context) error {
 			for _, remote := range f.Installed.Settings.Remotes() {
 				// Secrets that semaphorectl hasn't created are kept, without these keys.
-				if err := handover.Forget(ctx, a.Session, c, string(remote)); err != nil {
+				if err := handover.Forget(ctx, c, string(remote)); err != nil {
 					return err
 				}
 			}

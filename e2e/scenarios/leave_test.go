@@ -96,11 +96,8 @@ func TestLeaveLosesNoRequest(t *testing.T) {
 	client := ask(t, asks, "http://"+net.JoinHostPort(n.clusterIP(t, "gl-shop-73736d-web"), "8888")+"/")
 	client.settled(t, time.Now(), 5, pods...)
 
-	// It isn't gone, and temporary pods can't run here.
-	out = run(1, "leave", "--gone", "merit", "aws", "gcp")
-	said(out, "merit isn't gone: its API server at "+clusters[2].APIURL(), "nothing was changed; to remove it nevertheless: semaphorectl leave --gone merit aws gcp", "--force")
 	began := time.Now()
-	out = run(0, "leave", "--force", "--gone", "merit", "aws", "gcp")
+	out = run(0, "leave", "--gone", "merit", "aws", "gcp")
 	said(out, "✓ aws: no endpoints of merit remain", "✓ aws: left merit", "✓ gcp: left merit", "merit itself is unchanged")
 	withdrawn, settings := strings.Index(out, "no endpoints of merit remain"), strings.Index(out, "left merit")
 	if withdrawn < 0 || withdrawn > settings {
@@ -123,8 +120,8 @@ func TestLeaveLosesNoRequest(t *testing.T) {
 	}
 	relays(t, clusters, []string{"aws gcp", "aws gcp", ""})
 	// Again: it has left.
-	said(run(0, "leave", "--force", "--gone", "merit", "aws", "gcp"), "aws: it had left merit already", "gcp: it had left merit already")
-	said(run(0, "leave", "--force", "--gone", "oracle", "aws"), "! aws: it isn't joined with oracle, nothing was changed")
+	said(run(0, "leave", "--gone", "merit", "aws", "gcp"), "aws: it had left merit already", "gcp: it had left merit already")
+	said(run(0, "leave", "--gone", "oracle", "aws"), "! aws: it isn't joined with oracle, nothing was changed")
 	// Joined again, its endpoints are used again.
 	run(0, slices.Concat(install, ranges, names)...)
 	client.settled(t, time.Now(), 5, pods...)

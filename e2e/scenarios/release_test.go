@@ -232,7 +232,7 @@ func TestRelease(t *testing.T) {
 	})
 	t.Run("a part is left", func(t *testing.T) {
 		a := newAdministrator(t, tb)
-		if out, code, err := a.run(within(t, 3*time.Minute), "leave", "--force", "--gone", "merit", "aws"); err != nil || code != 0 {
+		if out, code, err := a.run(within(t, 3*time.Minute), "leave", "--gone", "merit", "aws"); err != nil || code != 0 {
 			t.Fatalf("exit code %d, %v:\n%s", code, err, out)
 		}
 		after := everything(t, clusters)
