@@ -79,7 +79,7 @@ func Hand(ctx context.Context, s *cli.Session, from, to *cli.Cluster, mode Mode)
 		}
 	}
 	for _, h := range all {
-		if err := store(ctx, s, to, from.Name, h); err != nil {
+		if err := store(ctx, to, from.Name, h); err != nil {
 			return tools, none, fmt.Errorf("%s: write the Secret %s: %w", to.Name, secret(h.tool), err)
 		}
 		tools = append(tools, h.tool)

@@ -109,7 +109,7 @@ func (j *journal) state(t *testing.T, name string) string {
 // store stores a token of an account in aws.
 func (j *journal) store(t *testing.T, tool, token string) {
 	t.Helper()
-	if err := store(t.Context(), quiet(), j.aws, "gcp", handed{tool, token, "ca"}); err != nil {
+	if err := store(t.Context(), j.aws, "gcp", handed{tool, token, "ca"}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -246,12 +246,10 @@ func (p *Pair) state() string {
 		return ""
 	case p.peer == nil:
 		return "none"
-	case p.peer.Path != nil:
-		return p.peer.Path.State
-	case p.peer.Health == "silent" || p.peer.Health == "connecting":
+	case p.peer.Path == nil:
 		return "unknown"
 	}
-	return p.peer.Health
+	return p.peer.Path.State
 }
 
 func (p *Pair) sign() string {

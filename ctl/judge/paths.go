@@ -8,8 +8,6 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/version"
-
-	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 )
 
 // lost is the direction in which UDP packets of a pair of nodes are lost, by the reports of
@@ -132,70 +130,39 @@ func tooLarge(f *Facts, found func(Finding)) {
 	}
 }
 
-// oldAgents finds agents whose version differs from the most common one, and those that
-// report no paths.
+// oldAgents finds agents whose version differs from the most common one.
 func oldAgents(f *Facts, found func(Finding)) {
-	of := map[string]*generation{}
+	of := map[string]int{}
 	total := 0
 	for _, a := range f.agents() {
-		g := of[a.Value.Version]
-		if g == nil {
-			g = &generation{version: a.Value.Version}
-			of[g.version] = g
-		}
+		of[a.Value.Version]++
 		total++
-		g.agents++
-		if pathless(a.Value) {
-			g.pathless++
-		}
 	}
 	if total == 0 {
 		return
 	}
-	// Sorted first: compare is no total order of versions with and without numbers.
-	byName := slices.SortedFunc(maps.Values(of), func(a, b *generation) int { return strings.Compare(a.version, b.version) })
-	most := slices.MaxFunc(byName, (*generation).compare)
+	// Sorted first: newer is no total order of versions with and without numbers.
+	most := slices.MaxFunc(slices.Sorted(maps.Keys(of)), func(a, b string) int { return cmp.Or(of[a]-of[b], newer(a, b)) })
 	for c, a := range f.agents() {
-		scope, source := Scope{Cluster: c.Name, Node: a.Pod.Node}, statusOf(a)
-		switch version := a.Value.Version; {
-		case version != most.version:
-			evidence := fmt.Sprintf("it has %s; %d of %d agents have %s", version, most.agents, total, most.version)
-			if pathless(a.Value) {
-				evidence += "; it reports no paths"
-			}
-			found(Finding{Scope: scope, Evidence: says(evidence, source)})
-		case pathless(a.Value):
-			found(Finding{Scope: scope, Evidence: says("it has "+version, source), Case: "pathless"})
+		if a.Value.Version != most {
+			found(Finding{
+				Scope:    Scope{Cluster: c.Name, Node: a.Pod.Node},
+				Evidence: says(fmt.Sprintf("it has %s; %d of %d agents have %s", a.Value.Version, of[most], total, most), statusOf(a)),
+			})
 		}
 	}
 }
 
-// generation counts the agents of one version.
-type generation struct {
-	version          string
-	agents, pathless int
-}
-
-// compare orders versions by number of agents, then by agents that report paths, then by
-// version number.
-func (g *generation) compare(o *generation) int {
-	newer := strings.Compare(g.version, o.version)
-	a, errA := version.ParseSemantic(g.version)
-	b, errB := version.ParseSemantic(o.version)
-	if errA == nil && errB == nil {
-		switch {
-		case a.GreaterThan(b):
-			newer = 1
-		case b.GreaterThan(a):
-			newer = -1
-		}
+// newer orders versions by number, those without by their text.
+func newer(a, b string) int {
+	first, errA := version.ParseSemantic(a)
+	second, errB := version.ParseSemantic(b)
+	switch {
+	case errA != nil || errB != nil:
+	case first.GreaterThan(second):
+		return 1
+	case second.GreaterThan(first):
+		return -1
 	}
-	return cmp.Or(g.agents-o.agents, o.pathless-g.pathless, newer)
-}
-
-// pathless reports whether an agent has peers without reporting paths to them.
-func pathless(a *statuspage.Agent) bool {
-	return a.Standby == nil && slices.ContainsFunc(a.Remotes, func(r statuspage.Remote) bool {
-		return slices.ContainsFunc(r.Peers, func(p statuspage.Peer) bool { return p.Node != "" && p.Path == nil })
-	})
+	return strings.Compare(a, b)
 }

@@ -255,9 +255,6 @@ func (known *peers) path(why, node string) Path {
 	if peer.Path != nil {
 		p.State, p.Sign, p.RTT, p.SmallOnly = peer.Path.State, peer.Path.Sign, peer.Path.RTT, peer.Path.SmallOnly
 		p.Since = &peer.Path.Since
-	} else {
-		// Older agents report handshakes only.
-		p.State, p.Sign = peer.Health, "handshake"
 	}
 	switch {
 	case p.State == Up && p.SmallOnly:
