@@ -7,7 +7,6 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/doctor"
-	"github.com/kube-semaphore/kube-semaphore/ctl/gather"
 	"github.com/kube-semaphore/kube-semaphore/ctl/handover"
 	"github.com/kube-semaphore/kube-semaphore/ctl/join"
 	"github.com/kube-semaphore/kube-semaphore/ctl/status"
@@ -48,7 +47,6 @@ func newRoot(session *cli.Session, name string) *cobra.Command {
 		status.Command(session),
 		doctor.Command(session),
 		verify.Command(session),
-		gather.Command(session),
 		versionCommand(session),
 	)
 	return root

@@ -12,7 +12,7 @@ type Access struct {
 	// Context is the name of the cluster's kubeconfig context, and Kubeconfig the file that was
 	// given; empty: that of the environment.
 	Context    string
-	Kubeconfig string `json:"-"`
+	Kubeconfig string
 }
 
 // Kubectl returns a kubectl command for a person to run. Each string from a cluster becomes
