@@ -11,7 +11,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/ctl/judge"
-	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
 
 // watchPeriod is the pause between two views of --watch.
@@ -25,47 +24,30 @@ command "status" in their pods, or by fetching their status page through the API
 proxy. The kubeconfig needs rights to list nodes, and pods, Events, DaemonSets and
 Deployments in sys-semaphore, and to create pods/exec or get pods/proxy there.
 
-With --without it shows which mirrors, global services and imports of the other clusters have no
-ready endpoint left, by port and family, while one cluster doesn't serve: the question before its
-maintenance. This needs rights to list Services and EndpointSlices.
-
-Exit codes: 0 no faults found, 1 faults found (with --without: something is lost), 2 no faults
-found, and something is unknown.`
+Exit codes: 0 no faults found, 1 faults found, 2 no faults found, and something is unknown.`
 
 // Command returns the command.
 func Command(session *cli.Session) *cobra.Command {
-	output, without, watch := "", "", false
+	output, watch := "", false
 	cmd := &cobra.Command{
 		Use:   "status CLUSTER...",
 		Short: "Show joined clusters and the paths between their nodes",
 		Long:  about,
 		Example: `  semaphorectl status aws gcp
   semaphorectl status aws gcp --watch
-  semaphorectl status aws gcp -o html > mesh.html
-  semaphorectl status aws gcp merit --without gcp`,
+  semaphorectl status aws gcp -o html > mesh.html`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: session.CompleteClusters,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case output != "" && output != "wide" && output != "json" && output != "html":
 				return cli.Usage(fmt.Errorf("-o %q: wide, json or html", output))
-			case without != "" && (watch || output != "" && output != "json"):
-				return cli.Usage(errors.New("--without is one answer: without --watch, and without -o, or with -o json"))
 			case watch && (output == "json" || output == "html"):
 				return cli.Usage(errors.New("--watch is for people: without -o, or with -o wide"))
-			}
-			left, err := cluster.ParseName(without)
-			if without != "" && err != nil {
-				return cli.Usage(fmt.Errorf("--without: %w", err))
 			}
 			clusters, err := session.Clusters(args)
 			if err != nil {
 				return err
-			}
-			if without != "" {
-				ctx, cancel := session.Context(cmd.Context())
-				defer cancel()
-				return showWithout(ctx, session, clusters, left, output)
 			}
 			if !watch {
 				ctx, cancel := session.Context(cmd.Context())
@@ -77,7 +59,6 @@ func Command(session *cli.Session) *cobra.Command {
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "", "output format: wide (a line for each path), json, html (a page for browsers)")
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "refresh the view until interrupted")
-	cmd.Flags().StringVar(&without, "without", "", "show instead which services have no ready endpoint left in the other clusters while this cluster doesn't serve")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"wide", "json", "html"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
