@@ -229,7 +229,8 @@ func (m *Mesh) totals() []total {
 			}
 		}
 		if len(took) > 0 {
-			all[i].Median, all[i].Slowest = middle(took), slices.Max(took)
+			slices.Sort(took)
+			all[i].Median, all[i].Slowest = took[len(took)/2], took[len(took)-1]
 		}
 	}
 	return all

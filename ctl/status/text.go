@@ -23,9 +23,6 @@ func (v *View) Text(to io.Writer, wide bool) error {
 		v.Meshes[i].text(&b, v.Taken, wide)
 	}
 	v.importsText(&b)
-	for i := range v.Tiers {
-		b.WriteString("\n" + v.Tiers[i].String() + "\n")
-	}
 	list(&b, "wrong", v.Wrong)
 	list(&b, "unknown", v.Unknown)
 	if len(v.Wrong)+len(v.Unknown) == 0 {

@@ -21,8 +21,6 @@ type View struct {
 	Meshes   []Mesh    `json:"meshes"`
 	// Imports are those of the Multi-Cluster Services API, with the clusters that agree on each.
 	Imports []Import `json:"imports,omitempty"`
-	// Tiers are proposals for clusters whose remotes differ in distance.
-	Tiers []Proposal `json:"tiers,omitempty"`
 	// Verdict is well, wrong or unknown, Findings what is wrong: causes, and then what they explain.
 	Verdict  string        `json:"verdict"`
 	Findings []judge.Cause `json:"findings,omitempty"`
@@ -135,7 +133,6 @@ func Of(ctx context.Context, now time.Time, clusters []*inspect.Cluster) (*View,
 		}
 	}
 	v.imports(clusters)
-	v.tiers(clusters)
 	return v, nil
 }
 
