@@ -19,7 +19,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	// A second signal kills the process.
 	context.AfterFunc(ctx, stop)
-	session := cli.NewSession(os.Stdin, os.Stdout, os.Stderr, os.LookupEnv)
+	session := cli.NewSession(os.Stdin, os.Stdout, os.Stderr)
 	cli.DiscardLogs()
 	code := cli.Run(ctx, session, newRoot(session, calledAs(os.Args[0])), os.Args[1:])
 	stop()

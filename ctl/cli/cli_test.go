@@ -38,7 +38,7 @@ func run(t *testing.T, do func(*Session, context.Context, []string) error, args 
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	s := NewSession(nil, &out, &out, func(string) (string, bool) { return "", false })
+	s := NewSession(nil, &out, &out)
 	root := &cobra.Command{Use: "semaphorectl", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	s.Flags(root.PersistentFlags())
 	root.AddCommand(&cobra.Command{Use: "do", Args: cobra.MinimumNArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
@@ -151,7 +151,7 @@ func TestMalformedKubeconfig(t *testing.T) {
 	if err := os.WriteFile(file, []byte(kubeconfig+"- *secret-words\n\t:"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := NewSession(nil, nil, nil, func(string) (string, bool) { return "", false })
+	s := NewSession(nil, nil, nil)
 	s.kubeconfig = file
 	_, err := s.Clusters([]string{"aws"})
 	if err == nil || !strings.Contains(err.Error(), file+": line 13: invalid YAML") || strings.Contains(err.Error(), "secret-words") {
@@ -163,23 +163,11 @@ func TestMalformedKubeconfig(t *testing.T) {
 	}
 }
 
-// TestControlSequencesAreEscaped prints text from a cluster on a terminal with colours, and
-// without.
+// TestControlSequencesAreEscaped prints text from a cluster.
 func TestControlSequencesAreEscaped(t *testing.T) {
-	for _, plain := range []bool{true, false} {
-		var out bytes.Buffer
-		s := NewSession(nil, &out, &out, func(string) (string, bool) { return "", false })
-		if !s.Terminal.plain {
-			t.Error("a buffer is taken for a terminal")
-		}
-		s.Terminal.plain = plain
-		s.Fail("it says %s", "\x1b[2Jhello\u009b\u202e")
-		want := "\x1b[31m✗ \x1b[0mit says \\x1b[2Jhello\\u009b\\u202e\n"
-		if plain {
-			want = "✗ it says \\x1b[2Jhello\\u009b\\u202e\n"
-		}
-		if got := out.String(); got != want {
-			t.Errorf("printed %q, expected %q", got, want)
-		}
+	var out bytes.Buffer
+	NewSession(nil, &out, &out).Fail("it says %s", "\x1b[2Jhello\u009b\u202e")
+	if got, want := out.String(), "✗ it says \\x1b[2Jhello\\u009b\\u202e\n"; got != want {
+		t.Errorf("printed %q, expected %q", got, want)
 	}
 }

@@ -58,7 +58,7 @@ users: [{name: u, user: %s}], contexts: [{name: aws, context: {cluster: c, user:
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	s := NewSession(nil, &out, &out, func(string) (string, bool) { return "", false })
+	s := NewSession(nil, &out, &out)
 	s.kubeconfig = file
 	clusters, err := s.Clusters([]string{"aws"})
 	if err != nil {

@@ -67,7 +67,7 @@ func TestTokensInAKubeconfigAreNotPrinted(t *testing.T) {
 			if err := os.WriteFile(file, []byte(strings.ReplaceAll(strings.Replace(base, c.old, c.new, 1), "TOKEN", token)), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			s := NewSession(nil, io.Discard, io.Discard, func(string) (string, bool) { return "", false })
+			s := NewSession(nil, io.Discard, io.Discard)
 			s.kubeconfig = file
 			_, err := s.Clusters([]string{"aws"})
 			if err == nil || !strings.Contains(err.Error(), c.want) {
@@ -95,7 +95,7 @@ func TestNoKubeconfig(t *testing.T) {
 		"a missing one":        {"", folder + "/c", "no such file"},
 	} {
 		t.Setenv("KUBECONFIG", c.variable)
-		s := NewSession(nil, io.Discard, io.Discard, func(string) (string, bool) { return "", false })
+		s := NewSession(nil, io.Discard, io.Discard)
 		s.kubeconfig = c.flag
 		if _, err := s.Clusters([]string{"aws"}); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, expected %q", name, err, c.want)
@@ -224,7 +224,7 @@ func TestInterrupted(t *testing.T) {
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		var out bytes.Buffer
-		s := NewSession(nil, &out, &out, func(string) (string, bool) { return "", false })
+		s := NewSession(nil, &out, &out)
 		root := &cobra.Command{Use: "semaphorectl"}
 		root.AddCommand(&cobra.Command{Use: "do", RunE: func(*cobra.Command, []string) error { cancel(); return c.err }})
 		code := Run(ctx, s, root, []string{"do"})

@@ -23,9 +23,7 @@ const Namespace = "sys-semaphore"
 // Session is one run of the tool: its standard files and the flags of all commands.
 type Session struct {
 	In       io.Reader
-	Out, Err io.Writer
-	// Terminal describes Err. Out is for results, which other programs may read.
-	Terminal Terminal
+	Out, Err io.Writer // Out is for results, which other programs may read.
 	// Interactive is whether In is a terminal.
 	Interactive bool
 	// Timeout bounds the whole command; 0 leaves it to the command.
@@ -38,10 +36,10 @@ type Session struct {
 	args       []string          // of this run
 }
 
-// NewSession takes the standard files and the environment.
-func NewSession(in io.Reader, out, errs io.Writer, lookup func(string) (string, bool)) *Session {
+// NewSession takes the standard files.
+func NewSession(in io.Reader, out, errs io.Writer) *Session {
 	file, is := in.(*os.File)
-	return &Session{In: in, Out: out, Err: errs, Terminal: terminal(errs, lookup), Interactive: is && term.IsTerminal(int(file.Fd()))}
+	return &Session{In: in, Out: out, Err: errs, Interactive: is && term.IsTerminal(int(file.Fd()))}
 }
 
 // Flags adds the flags that all commands have.
@@ -49,7 +47,6 @@ func (s *Session) Flags(flags *pflag.FlagSet) {
 	flags.StringVar(&s.kubeconfig, "kubeconfig", "", "path of the kubeconfig (default: KUBECONFIG, or ~/.kube/config)")
 	flags.StringToStringVar(&s.contexts, "context", nil, "kubeconfig context of a cluster, where it differs from the cluster's name, as in aws=prod-eu")
 	flags.DurationVar(&s.Timeout, "timeout", 5*time.Minute, "maximum duration of the command")
-	flags.BoolVar(&s.Terminal.off, "no-color", false, "print without colours, as does the variable NO_COLOR")
 }
 
 // Context returns a context with the command's timeout.

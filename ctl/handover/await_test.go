@@ -89,7 +89,7 @@ func TestAwait(t *testing.T) {
 		t.Fatal(err)
 	}
 	var said strings.Builder
-	session := cli.NewSession(strings.NewReader(""), &said, &said, func(string) (string, bool) { return "", false })
+	session := cli.NewSession(strings.NewReader(""), &said, &said)
 	if err := Await(t.Context(), session, &cli.Cluster{Name: "aws", Config: config, Client: client}, map[string][]string{"gcp": nil}); err != nil {
 		t.Error(err)
 	}

@@ -30,7 +30,7 @@ const (
 )
 
 func quiet() *cli.Session {
-	return cli.NewSession(strings.NewReader(""), io.Discard, io.Discard, func(string) (string, bool) { return "", false })
+	return cli.NewSession(strings.NewReader(""), io.Discard, io.Discard)
 }
 
 // accountOf returns an account as in deploy/remote.

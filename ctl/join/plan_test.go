@@ -155,7 +155,7 @@ func TestServersAreChosen(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			aws, gcp, merit := healthy(t, "aws", "10.2.0.0/16", "10.102.0.0/16", "10.66.1.2"), healthy(t, "gcp", "10.4.0.0/16", "10.104.0.0/16", "10.66.2.2"), healthy(t, "merit", "10.6.0.0/16", "10.106.0.0/16", "10.66.3.2")
 			aws.Installed.Settings = settings(aws, []remoteSettings{(&InstallOptions{Servers: map[string]string{"gcp": own}}).remoteSettings(gcp)}, nil)
-			a := &installation{Session: cli.NewSession(nil, io.Discard, io.Discard, func(string) (string, bool) { return "", false }),
+			a := &installation{Session: cli.NewSession(nil, io.Discard, io.Discard),
 				facts: []*inspect.Facts{aws, gcp, merit}, settings: make([]inspect.Settings, 3), wanted: make([]*manifests.Cluster, 3), objects: make([][]*unstructured.Unstructured, 3),
 				taken: make([]map[int]bool, 3), stays: map[[2]string]bool{}}
 			a.Servers, a.Image = map[string]string{}, "i:1"

@@ -311,7 +311,7 @@ func runOf(t *testing.T, facts ...*inspect.Facts) *installation {
 	t.Helper()
 	n := len(facts)
 	a := &installation{
-		Session: cli.NewSession(nil, t.Output(), t.Output(), func(string) (string, bool) { return "", false }),
+		Session: cli.NewSession(nil, t.Output(), t.Output()),
 		facts:   facts, settings: make([]inspect.Settings, n), wanted: make([]*manifests.Cluster, n), objects: make([][]*unstructured.Unstructured, n),
 		taken: make([]map[int]bool, n), stays: map[[2]string]bool{},
 	}

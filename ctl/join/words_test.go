@@ -33,7 +33,7 @@ import (
 // printed returns a session and what it prints.
 func printed() (*cli.Session, *bytes.Buffer) {
 	var out bytes.Buffer
-	return cli.NewSession(nil, &out, &out, func(string) (string, bool) { return "", false }), &out
+	return cli.NewSession(nil, &out, &out), &out
 }
 
 // TestInterruptedChecks interrupts the checks of two clusters that answer no request: the

@@ -112,7 +112,7 @@ func newMaintenance(t *testing.T) *maintenance {
 }
 
 func (m *maintenance) run(ctx context.Context) (*Report, error) {
-	s := cli.NewSession(strings.NewReader(""), &m.out, &m.out, func(string) (string, bool) { return "", false })
+	s := cli.NewSession(strings.NewReader(""), &m.out, &m.out)
 	d := &draining{Session: s, cluster: m.gcp, lasts: drainFor}
 	aws := &inspect.Cluster{Name: "aws"}
 	aws.Imports.Value = []inspect.KubeService{
@@ -285,7 +285,7 @@ func TestDrainArguments(t *testing.T) {
 		"--skip has no effect with --drain":                  {"--drain", "gcp", "--skip", "name"},
 	} {
 		var out strings.Builder
-		cmd := Command(cli.NewSession(strings.NewReader(""), &out, &out, func(string) (string, bool) { return "", false }))
+		cmd := Command(cli.NewSession(strings.NewReader(""), &out, &out))
 		cmd.SetArgs(append([]string{"aws", "gcp"}, args...))
 		cmd.SilenceErrors, cmd.SilenceUsage = true, true
 		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), want) {

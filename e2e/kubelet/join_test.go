@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/netip"
 	"net/url"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -277,7 +276,7 @@ func (l *lab) eachStep(t *testing.T, what string, do func(context.Context, *cli.
 			Name: c.Name, Access: cli.Access{Context: c.Name}, Server: c.APIURL(), Config: c.RESTConfig(), Client: c.Client(), Dynamic: c.Dynamic(),
 		})
 	}
-	session := cli.NewSession(nil, io.Discard, t.Output(), os.LookupEnv)
+	session := cli.NewSession(nil, io.Discard, t.Output())
 	stopped := errors.New("interrupted")
 	done := map[string]bool{}
 	for {

@@ -78,7 +78,7 @@ func TestFilesOfJoin(t *testing.T) {
 	}
 	// No pods run here, so join can't wait for the rollout.
 	stopped := errors.New("programs are installed")
-	err = join.Join(within(t, 2*time.Minute), cli.NewSession(nil, io.Discard, t.Output(), os.LookupEnv), joined, join.Options{
+	err = join.Join(within(t, 2*time.Minute), cli.NewSession(nil, io.Discard, t.Output()), joined, join.Options{
 		InstallOptions: join.InstallOptions{Image: image, Virtual: map[string][]config.Mapping{"aws": {{Real: clusters[0].PodSubnets[0], Virtual: netip.MustParsePrefix("100.77.0.0/16")}}}},
 		NoProbe:        true, Yes: true, AfterStep: func(step string) error {
 			if step == "programs" {

@@ -295,7 +295,7 @@ func (s *steps) runAnd(t *testing.T, do func(context.Context, *cli.Session, []*c
 		s.done[step] = true
 		return errStopped
 	}
-	return do(within(t, 3*time.Minute), cli.NewSession(nil, io.Discard, out, os.LookupEnv), joined, options)
+	return do(within(t, 3*time.Minute), cli.NewSession(nil, io.Discard, out), joined, options)
 }
 
 // withoutHelm installs what semaphorectl applied before it used Helm, or with no options what a user did: the
