@@ -7,12 +7,9 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 )
@@ -55,26 +52,4 @@ func (s *Session) Context(parent context.Context) (context.Context, context.Canc
 		return context.WithCancel(parent)
 	}
 	return context.WithTimeoutCause(parent, s.Timeout, fmt.Errorf("timed out after %s, see --timeout", s.Timeout))
-}
-
-// CompleteClusters is a ValidArgsFunction that completes names of clusters with the
-// contexts of the kubeconfig.
-func (s *Session) CompleteClusters(_ *cobra.Command, args []string, start string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	config, err := s.load()
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	var found []string
-	for name := range config.Contexts {
-		if validName(name) == nil && strings.HasPrefix(name, start) && !slices.Contains(args, name) {
-			found = append(found, name)
-		}
-	}
-	for name := range s.contexts {
-		if strings.HasPrefix(name, start) && !slices.Contains(args, name) {
-			found = append(found, name)
-		}
-	}
-	slices.Sort(found)
-	return slices.Compact(found), cobra.ShellCompDirectiveNoFileComp
 }

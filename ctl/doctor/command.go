@@ -46,8 +46,7 @@ func Command(session *cli.Session) *cobra.Command {
 		Example: `  semaphorectl doctor aws gcp
   semaphorectl doctor aws gcp --no-probe
   semaphorectl doctor aws gcp --paths-only -o json`,
-		Args:              cobra.MinimumNArgs(1),
-		ValidArgsFunction: session.CompleteClusters,
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if output != "" && output != "json" {
 				return cli.Usage(fmt.Errorf("-o %q: json", output))
@@ -93,7 +92,6 @@ func Command(session *cli.Session) *cobra.Command {
 	_ = cmd.Flags().MarkHidden("probe") // It exists.
 	cmd.Flags().IntVar(&plan.Nodes, "nodes", probe.MaxNodes, fmt.Sprintf("number of nodes of each cluster that run pods, at most %d", probe.MaxNodes))
 	cmd.Flags().StringVar(&plan.Image, "image", "", "image of the pods (default: the installed image)")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"json"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 

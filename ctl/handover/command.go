@@ -45,8 +45,7 @@ an interruption the next run continues.`,
   semaphorectl tokens --revoke aws gcp
   semaphorectl tokens --revoke --from gcp aws gcp
   semaphorectl tokens --context aws=prod-eu aws gcp`,
-		Args:              cobra.MinimumNArgs(2),
-		ValidArgsFunction: s.CompleteClusters,
+		Args: cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, names []string) error {
 			ctx, cancel := s.Context(cmd.Context())
 			defer cancel()

@@ -79,8 +79,7 @@ semaphorectl tokens.`,
   semaphorectl join --pod-subnets aws=10.2.0.0/16 --api-server aws=https://api.aws.example:6443 aws gcp
   semaphorectl join --virtual-subnets aws=100.77.0.0/16,gcp=100.78.0.0/16 aws gcp
   semaphorectl join --output yaml --directory clusters aws gcp`,
-		Args:              cobra.MinimumNArgs(2),
-		ValidArgsFunction: s.CompleteClusters,
+		Args: cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, names []string) error {
 			ctx, cancel := s.Context(cmd.Context())
 			defer cancel()
@@ -125,9 +124,6 @@ semaphorectl tokens.`,
 	fs.BoolVar(&f.NoProbe, "no-probe", false, "skip the checks that need temporary pods")
 	fs.StringVarP(&f.output, "output", "o", "", "yaml: write the values of the chart to files, and change nothing")
 	fs.StringVar(&f.directory, "directory", "kube-semaphore", "directory of the files of --output yaml")
-	for name, words := range map[string][]string{"tools": manifests.Tools(), "output": {"yaml"}, "relay": {relayAuto, relayOn, relayOff}} {
-		_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // The flags exist.
-	}
 	return cmd
 }
 
@@ -281,8 +277,7 @@ there are any.`,
   semaphorectl leave merit
   semaphorectl leave --alone merit
   semaphorectl leave --gone merit aws gcp`,
-		Args:              cobra.MinimumNArgs(1),
-		ValidArgsFunction: s.CompleteClusters,
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, names []string) error {
 			ctx, cancel := s.Context(cmd.Context())
 			defer cancel()

@@ -31,8 +31,7 @@ func Command(session *cli.Session) *cobra.Command {
 		Long:  about,
 		Example: `  semaphorectl status aws gcp
   semaphorectl status aws gcp -o html > mesh.html`,
-		Args:              cobra.MinimumNArgs(1),
-		ValidArgsFunction: session.CompleteClusters,
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if output != "" && output != "wide" && output != "json" && output != "html" {
 				return cli.Usage(fmt.Errorf("-o %q: wide, json or html", output))
@@ -47,7 +46,6 @@ func Command(session *cli.Session) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "", "output format: wide (a line for each path), json, html (a page for browsers)")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"wide", "json", "html"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 

@@ -56,8 +56,7 @@ func Command(s *cli.Session) *cobra.Command {
   semaphorectl verify aws gcp --skip throughput,policy
   semaphorectl verify aws gcp --on aws/aws-1,gcp/gcp-2 --duration 30s --streams 4
   semaphorectl verify aws gcp merit --drain gcp`,
-		Args:              cobra.MinimumNArgs(2),
-		ValidArgsFunction: s.CompleteClusters,
+		Args: cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := check(output, skip, plan.Nodes); err != nil {
 				return cli.Usage(err)
@@ -106,9 +105,6 @@ func Command(s *cli.Session) *cobra.Command {
 	fs.StringVar(&plan.Image, "image", "", "image of the pods (default: the installed image)")
 	fs.StringSliceVar(&skip, "skip", nil, "tests to skip: "+strings.Join(skippable(), ", "))
 	fs.StringVarP(&output, "output", "o", "", "output format: json")
-	for flag, words := range map[string][]string{"output": {"json"}, "skip": skippable()} {
-		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // Both flags exist.
-	}
 	return cmd
 }
 
