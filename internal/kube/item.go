@@ -19,7 +19,7 @@ type item[T any] struct {
 	value T
 	// kept: it is to be stored. rejected: it would be, but for the quota.
 	kept, rejected bool
-	size           int64 // of value, in bytes; 0 without a quota
+	size           int64 // of value, in bytes; 0 without a quota, or if it isn't kept
 }
 
 // GetObjectKind implements runtime.Object.
@@ -38,12 +38,10 @@ func (i *item[T]) key() string {
 	return i.Namespace + "/" + i.Name
 }
 
-// weight is the size of an item that is to be stored.
-func (i *item[T]) weight() int64 {
-	if i == nil || !i.kept {
-		return 0
-	}
-	return i.size
+// namespaceOf returns the namespace of a key; empty: it has none.
+func namespaceOf(key string) string {
+	slash := strings.IndexByte(key, '/')
+	return key[:max(slash, 0)]
 }
 
 // itemList is a list of items.

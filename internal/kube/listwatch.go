@@ -125,7 +125,7 @@ func (r *requests[T]) ListWithContext(ctx context.Context, options metav1.ListOp
 	var list *itemList
 	var err error
 	for again := true; again; again = errors.Is(err, errInsufficient) {
-		r.listing, list = before, &itemList{}
+		r.listing, list = before.clone(), &itemList{}
 		list.ListMeta, err = r.read(bounded, options, list)
 	}
 	if err != nil {
@@ -165,9 +165,12 @@ func (r *requests[T]) collect(object runtime.Object) (*item[T], error) {
 	if err != nil {
 		return nil, err
 	}
-	admitted, err := r.listing.admit(&r.w.store.quota, i != nil && r.w.store.has(i.key()), i.weight())
+	if i == nil {
+		i = &item[T]{}
+	}
+	admitted, err := r.listing.admit(&r.w.store.quota, i.key(), r.w.store.has(i.key()), i.size)
 	switch {
-	case err != nil || i == nil || !i.kept:
+	case err != nil || !i.kept:
 		return nil, err
 	case !admitted:
 		var none T

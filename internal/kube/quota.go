@@ -3,17 +3,22 @@ package kube
 import (
 	"fmt"
 	"hash/maphash"
+	"maps"
 	"reflect"
 )
 
-// quota bounds the number and size of the objects of one kind in a store. Objects are
-// accepted in the order of arrival; those beyond the quota are rejected, and counted by a
-// hash of their keys, so that a flood of long names takes no memory.
+// quota bounds the number and size of the objects of one kind in a store. New objects are accepted
+// in the order of arrival, up to seven eighths of the bytes. The last eighth is for held objects
+// that grow when these are full. A namespace has half of each at most, so that a tenant doesn't take
+// all of them: not the number, not the bytes, and not the room in which objects of others grow.
+//
+// Objects beyond the quota are rejected, and counted by a hash of their keys, so that a flood of
+// long names takes no memory.
 type quota struct {
 	objects int   // 0: unlimited
 	bytes   int64 // 0: unlimited
 
-	used     int64 // bytes
+	used     tally // objects, bytes of seven eighths, bytes of the last
 	rejected map[uint64]struct{}
 	seed     maphash.Seed
 }
@@ -22,13 +27,22 @@ func newQuota(kind string, b Bounds) quota {
 	return quota{objects: b.objects(kind), bytes: b.kept(), rejected: map[uint64]struct{}{}, seed: maphash.MakeSeed()}
 }
 
-// take takes the size of an object in a store with held others, unless that exceeds the quota.
-func (r *quota) take(held int, size int64) bool {
-	if r.objects > 0 && held >= r.objects || r.bytes > 0 && r.used+size > r.bytes {
-		return false
+// growthShare: held objects that grow have 1/growthShare of the bytes.
+const growthShare = 8
+
+// take returns what an object takes, unless that exceeds the quota. had is what its earlier state took,
+// which has been released; zero for a new object.
+func (r *quota) take(key string, had amounts, size int64) (takes amounts, ok bool) {
+	if r.objects <= 0 {
+		return takes, true
 	}
-	r.used += size
-	return true
+	most := amounts{int64(r.objects), r.bytes - r.bytes/growthShare, r.bytes / growthShare}
+	if takes = (amounts{1, size, 0}); r.used.take(namespaceOf(key), takes, most) {
+		return takes, true
+	}
+	fits := min(had[1], size)
+	takes = amounts{1, fits, size - fits}
+	return takes, had != amounts{} && r.used.take(namespaceOf(key), takes, most)
 }
 
 func (r *quota) reject(key string) {
@@ -42,18 +56,57 @@ func (r *quota) forget(key string) { delete(r.rejected, r.hash(key)) }
 
 func (r *quota) hash(key string) uint64 { return maphash.String(r.seed, key) }
 
-// empty resets the quota for a new list.
-func (r *quota) empty() {
-	r.used = 0
-	clear(r.rejected)
+// amounts are numbers of objects or bytes. What each of them is, the owner of a tally says.
+type amounts [3]int64
+
+// tally counts what objects have, all and those of each namespace.
+type tally struct {
+	all        amounts
+	namespaces map[string]amounts
 }
 
-// transit counts the objects of a list while it is read, before it replaces the store's. It
-// allows twice the quota.
+// take adds amounts unless all objects then exceed most, or those of the namespace half of it. What
+// isn't namespaced has no such share.
+func (t *tally) take(namespace string, more, most amounts) bool {
+	for i, m := range most {
+		if t.all[i]+more[i] > m || namespace != "" && t.namespaces[namespace][i]+more[i] > (m+1)/2 {
+			return false
+		}
+	}
+	t.add(namespace, more, 1)
+	return true
+}
+
+// add adds amounts n times.
+func (t *tally) add(namespace string, more amounts, n int64) {
+	if more == (amounts{}) {
+		return
+	}
+	of := t.namespaces[namespace]
+	for i := range more {
+		t.all[i] += n * more[i]
+		of[i] += n * more[i]
+	}
+	if t.namespaces == nil {
+		t.namespaces = map[string]amounts{}
+	}
+	if t.namespaces[namespace] = of; of == (amounts{}) {
+		delete(t.namespaces, namespace)
+	}
+}
+
+// transit counts the objects of a list while it is read, before it replaces the store's. It allows
+// twice the quota, of which the quota is for objects that aren't in the store, and a namespace half of
+// either.
 type transit struct {
-	objects int // all
-	fresh   int // not in the store
-	bytes   int64
+	objects int   // all
+	kept    tally // objects that aren't in the store, their bytes, bytes of all
+}
+
+// clone returns a copy, for a page that may be read again.
+func (t transit) clone() transit {
+	t.kept.namespaces = maps.Clone(t.kept.namespaces)
+	return t
 }
 
 // transitShare is how much of the quota a list may have while it is read.
@@ -61,27 +114,21 @@ const transitShare = 2
 
 // admit reports whether to keep an object; size is 0 if it isn't to be kept, held whether the store
 // has an earlier state of it. The error ends the list.
-func (t *transit) admit(r *quota, held bool, size int64) (bool, error) {
+func (t *transit) admit(r *quota, key string, held bool, size int64) (bool, error) {
 	if r.objects <= 0 {
 		return true, nil
 	}
 	if t.objects++; t.objects > transitShare*r.objects {
 		return false, fmt.Errorf("list of more than %d objects, twice the maximum", transitShare*r.objects)
 	}
-	most := r.bytes
-	switch {
-	case size == 0:
+	if size == 0 {
 		return true, nil
-	case held:
-		most *= transitShare
-	default:
-		t.fresh++
 	}
-	if t.fresh > r.objects && !held || t.bytes+size > most {
-		return false, nil
+	more := amounts{1, size, size}
+	if held {
+		more = amounts{0, 0, size}
 	}
-	t.bytes += size
-	return true, nil
+	return t.kept.take(namespaceOf(key), more, amounts{int64(r.objects), r.bytes, transitShare * r.bytes}), nil
 }
 
 // Sizes in memory that reflection doesn't return.

@@ -29,10 +29,11 @@ type store[T any] struct {
 	changes map[string]T
 }
 
-// stored is an object, and its size that counts for the quota.
+// stored is an object, its size, and what it has of the quota.
 type stored[T any] struct {
 	value T
 	size  int64
+	has   amounts
 }
 
 func newStore[T any](equal func(a, b T) bool, q quota, changed func(firstSync bool)) *store[T] {
@@ -44,12 +45,12 @@ func (s *store[T]) Add(obj any) error { return s.Update(obj) }
 
 // Update implements cache.ReflectorStore.
 func (s *store[T]) Update(obj any) error {
-	return s.change([]any{obj}, func(items []*item[T]) bool { return s.put(items[0]) })
+	return s.change([]any{obj}, func(items []*item[T]) bool { return s.put(items[0].key(), items[0]) })
 }
 
 // Delete implements cache.ReflectorStore.
 func (s *store[T]) Delete(obj any) error {
-	return s.change([]any{obj}, func(items []*item[T]) bool { return s.put(&item[T]{ObjectMeta: items[0].ObjectMeta}) })
+	return s.change([]any{obj}, func(items []*item[T]) bool { return s.put(items[0].key(), &item[T]{}) })
 }
 
 // Replace implements cache.ReflectorStore.
@@ -93,10 +94,9 @@ func (s *store[T]) change(objs []any, f func([]*item[T]) (changed bool)) error {
 }
 
 // put stores or drops an object. Callers hold mu.
-func (s *store[T]) put(i *item[T]) (changed bool) {
-	key := i.key()
+func (s *store[T]) put(key string, i *item[T]) (changed bool) {
 	old, held := s.objects[key]
-	if held && i.kept && s.same(old.value, i.value) {
+	if held && i.kept && !i.rejected && s.same(old.value, i.value) {
 		return false
 	}
 	if changed = s.add(key, i) || held; changed {
@@ -109,15 +109,18 @@ func (s *store[T]) put(i *item[T]) (changed bool) {
 func (s *store[T]) add(key string, i *item[T]) (added bool) {
 	old, held := s.objects[key]
 	delete(s.objects, key)
-	s.quota.used -= old.size
-	switch {
-	case !i.kept:
+	s.quota.used.add(namespaceOf(key), old.has, -1)
+	var has amounts
+	if i.kept && !i.rejected {
+		has, added = s.quota.take(key, old.has, i.size)
+	}
+	if added {
+		s.objects[key] = stored[T]{i.value, i.size, has}
+	}
+	if added || !i.kept {
 		s.quota.forget(key)
-	case i.rejected || !s.quota.take(len(s.objects), i.size):
+	} else {
 		s.quota.reject(key)
-	default:
-		s.quota.forget(key)
-		s.objects[key], added = stored[T]{i.value, i.size}, true
 	}
 	// Replacing an object by one of the same size releases no quota.
 	s.freed = s.freed || held && (!added || i.size < old.size)
@@ -126,34 +129,32 @@ func (s *store[T]) add(key string, i *item[T]) (added bool) {
 
 // replace makes these all objects. Callers hold mu.
 func (s *store[T]) replace(items []*item[T]) (changed bool) {
-	before := s.objects
-	s.objects = make(map[string]stored[T], min(len(items), max(s.quota.objects, len(before))))
-	s.quota.empty()
-	// Known objects first: they have precedence within the quota.
-	for _, known := range []bool{true, false} {
+	listed := make(map[string]*item[T], len(items))
+	for _, i := range items {
+		listed[i.key()] = i // a list may have an object twice
+	}
+	clear(s.quota.rejected)
+	for key := range s.objects {
+		if listed[key] == nil {
+			changed = s.put(key, &item[T]{}) || changed
+		}
+	}
+	// Held objects have precedence within the quota: those that don't grow, then those that do, then
+	// new ones.
+	for turn := range 3 {
 		for _, i := range items {
-			key := i.key()
-			old, existed := before[key]
-			if existed != known {
-				continue
+			key, due := i.key(), 2
+			if old, held := s.objects[key]; held && i.size > old.size {
+				due = 1
+			} else if held {
+				due = 0
 			}
-			same := existed && i.kept && s.same(old.value, i.value)
-			if same {
-				i.value = old.value
+			if due == turn && listed[key] == i {
+				changed = s.put(key, i) || changed
 			}
-			changed = s.add(key, i) && !same || changed
 		}
 	}
 	s.freed = false
-	for key := range s.objects { // after all are added: a list may have an object twice
-		s.note(key, before[key].value)
-	}
-	for key, old := range before {
-		if _, held := s.objects[key]; !held {
-			s.note(key, old.value)
-			changed = true
-		}
-	}
 	return changed
 }
 

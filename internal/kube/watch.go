@@ -221,8 +221,12 @@ func (w *Watch[T]) tooMany(rejected int) error {
 	if rejected == 0 {
 		return nil
 	}
-	return fmt.Errorf("%d %s or more are rejected: the maximum is %d, of %d bytes",
-		rejected, w.cfg.Kind, w.store.quota.objects, w.store.quota.bytes)
+	half := ", half of that for one namespace"
+	if w.cfg.Kind == kindNodes {
+		half = ""
+	}
+	return fmt.Errorf("%d %s or more are rejected: the maximum is %d, of %d bytes%s",
+		rejected, w.cfg.Kind, w.store.quota.objects, w.store.quota.bytes, half)
 }
 
 // rejectedChanged is called when the number of rejected objects has changed.
