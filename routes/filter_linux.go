@@ -119,7 +119,7 @@ func (f *Filter) Status(ctx context.Context, ruleset Ruleset) (State, error) {
 		}
 		return of(with, arrivalChain, exitChain, toRealChain, toVirtualChain)
 	}
-	arrival, exit, hairpin := of(full, arrivalChain), of(full, forwardedChain, exitChain, inputChain, fromTunnelsChain), of(full, hairpinChain)
+	arrival, exit, hairpin := of(full, arrivalChain), of(full, forwardedChain, exitChain, inputChain, controlChain, fromTunnelsChain, transitChain), of(full, hairpinChain)
 	if len(ruleset.Origins)+len(ruleset.sharedRules()) == 0 {
 		arrival = nil
 	}

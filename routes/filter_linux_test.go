@@ -231,7 +231,7 @@ func TestForgedSourcesAreDropped(t *testing.T) {
 	arrive("before", forged)
 	arrive("before", honest)
 
-	origins := append(gcpOrigin(), Origin{Device: "wireguard.merit", Subnets: prefixes("10.5.0.0/16", "fd05::/48")})
+	origins := append(gcpOrigin(), Origin{Device: shortened, Subnets: prefixes("10.5.0.0/16", "fd05::/48")})
 	b.do(t, b.host, func() error {
 		mustFilter(t, origins)
 		return nil
@@ -278,7 +278,7 @@ func TestForgedSourcesAreDropped(t *testing.T) {
 func TestFilterIsReplacedWithoutAGap(t *testing.T) {
 	b := newForgeBed(t)
 	forged := b.sender(t, b.uplink, "10.4.1.1", "fd04::1")
-	other := Origin{Device: "wireguard.merit", Subnets: prefixes("10.5.0.0/16", "fd05::/48")}
+	other := Origin{Device: shortened, Subnets: prefixes("10.5.0.0/16", "fd05::/48")}
 	b.do(t, b.host, func() error {
 		mustFilter(t, gcpOrigin())
 		return nil
@@ -327,6 +327,9 @@ type forgeBed struct {
 	received         atomic.Int64
 }
 
+// shortened is a device's name as for a remote whose own name is too long for "wireguard.NAME".
+const shortened = "wg.merit.0123ab"
+
 func newForgeBed(t *testing.T) *forgeBed {
 	t.Helper()
 	b := &forgeBed{node: newNode(t), gcp: nstest.New(t), merit: nstest.New(t), pod2: nstest.New(t)}
@@ -339,7 +342,7 @@ func newForgeBed(t *testing.T) *forgeBed {
 		others []string
 	}{
 		{"wireguard.gcp", b.gcp, []string{"169.254.1.1/32", "fe80::1/64"}, []string{"10.4.1.1/32", "fd04::1/128"}},
-		{"wireguard.merit", b.merit, []string{"169.254.1.2/32", "fe80::1/64"}, []string{"10.5.1.1/32", "fd05::1/128"}},
+		{shortened, b.merit, []string{"169.254.1.2/32", "fe80::1/64"}, []string{"10.5.1.1/32", "fd05::1/128"}},
 		{"cni1", b.pod2, []string{"10.1.4.1/24", "fd01:0:0:4::1/64", "fe80::1/64"}, []string{"10.1.4.5/32", "fd01:0:0:4::5/128"}},
 	} {
 		nstest.Pair(t, b.host, l.space, l.name, "eth0")
@@ -355,7 +358,7 @@ func newForgeBed(t *testing.T) *forgeBed {
 	}
 	b.do(t, b.host, func() error {
 		table := newTable(t)
-		gcp, merit := link(t, "wireguard.gcp").Attrs().Index, link(t, "wireguard.merit").Attrs().Index
+		gcp, merit := link(t, "wireguard.gcp").Attrs().Index, link(t, shortened).Attrs().Index
 		mustRoute(t, table, append(Desired(prefixes(subnet4, subnet6), gcp, nil),
 			Desired(prefixes("10.5.0.0/16", "fd05::/48"), merit, nil)...))
 		return looseReversePath()

@@ -113,8 +113,10 @@ const (
 	inputChain     = "input"
 	forwardedChain = "forward"
 	exitChain      = "postrouting"
-	// fromTunnelsChain is where the input chain leads what arrives through tunnels.
+	// Where the arrival, the input and the forward chain lead what comes through tunnels.
+	controlChain     = "control"
 	fromTunnelsChain = "from-tunnels"
+	transitChain     = "transit"
 )
 
 // Priorities of the chains. Packets are dropped on arrival before connection tracking
@@ -138,7 +140,9 @@ func emptyChains() []chain {
 		{name: exitChain, kind: "filter", hook: unix.NF_INET_POST_ROUTING, priority: latePriority},
 		{name: toRealChain},
 		{name: toVirtualChain},
+		{name: controlChain},
 		{name: fromTunnelsChain},
+		{name: transitChain},
 	}
 }
 
@@ -159,9 +163,13 @@ func chainsOf(want Ruleset, with parts) []chain {
 				c.rules = append(c.rules, jumps(c.name, want.Exits, toRealChain, unix.NFT_META_IIFNAME)...)
 			}
 		case inputChain:
-			c.rules = jumps(c.name, want.tunnels(), fromTunnelsChain, unix.NFT_META_IIFNAME)
+			c.rules = want.leading(c.name)
+		case controlChain:
+			c.rules = want.control()
 		case fromTunnelsChain:
 			c.rules = want.closed()
+		case transitChain:
+			c.rules = want.transit()
 		case hairpinChain:
 			if with.hairpin {
 				c.rules = want.hairpin()
@@ -245,18 +253,14 @@ func (r *Ruleset) rulesFor(chain string, c claim) []object {
 	return exitRules(chain, c, 0)
 }
 
-// leading returns the rules at the beginning of a chain, which none of the others needs.
-func (r *Ruleset) leading(chain string) (rules []object) {
-	for _, e := range r.tunnels() {
-		switch chain {
-		case arrivalChain:
-			rules = append(rules, linkLocalRules(e.Device)...)
-			rules = append(rules, errorRules(e)...)
-		case forwardedChain:
-			rules = append(rules, transitRule(e.Device))
-		}
+// leading returns the rules at the beginning of a chain, which none of the others needs: they lead what
+// comes through tunnels to a chain of its own.
+func (r *Ruleset) leading(chain string) []object {
+	to, leads := map[string]string{arrivalChain: controlChain, inputChain: fromTunnelsChain, forwardedChain: transitChain}[chain]
+	if !leads {
+		return nil
 	}
-	return rules
+	return jumps(chain, r.tunnels(), to, unix.NFT_META_IIFNAME)
 }
 
 // tunnels returns the exits through devices that are used.
@@ -264,25 +268,32 @@ func (r *Ruleset) tunnels() []Exit {
 	return slices.DeleteFunc(slices.Clone(r.Exits), func(e Exit) bool { return r.Ports[e.Device] == 0 })
 }
 
-// linkLocalRules returns the rules for packets of peers' link-local addresses, which are for probes
-// only. A router advertisement, solicitation or redirect of a peer would change this host's routes
-// and addresses, also those of other remotes (RFC 4861, sections 4.1, 4.2 and 4.5), and all else
-// would reach the host past rules for the remote's subnets. In nft(8) syntax:
+// control returns the rules for what a peer could change this host's view of the network with. Packets of
+// peers' link-local addresses are for probes only. A router advertisement, solicitation or redirect
+// would change this host's routes and addresses, also those of other remotes (RFC 4861, sections 4.1,
+// 4.2 and 4.5), and all else would reach the host past rules for the remote's subnets. In nft(8) syntax:
 //
-//	iifname "wireguard.gcp" icmpv6 type 133-134 counter drop
-//	iifname "wireguard.gcp" icmpv6 type 137 counter drop
-//	iifname "wireguard.gcp" ip6 saddr fe80::/10 meta l4proto != { ipv6-icmp, udp } counter drop
-//	iifname "wireguard.gcp" ip6 saddr fe80::/10 udp dport != 9 counter drop
-func linkLocalRules(device string) (rules []object) {
-	through := through(unix.NFT_META_IIFNAME, device)
-	for _, types := range [][2]byte{{133, 134}, {137, 137}} {
-		rules = append(rules, ruleObject(arrivalChain, through, typeOf(unix.IPPROTO_ICMPV6, types), counted(verdictDrop)))
+//	icmpv6 type 133-134 counter drop
+//	icmpv6 type 137 counter drop
+//	ip6 saddr fe80::/10 meta l4proto != { ipv6-icmp, udp } counter drop
+//	ip6 saddr fe80::/10 udp dport != 9 counter drop
+func (r *Ruleset) control() (rules []object) {
+	tunnels := r.tunnels()
+	if len(tunnels) == 0 {
+		return nil
 	}
-	return append(rules,
-		ruleObject(arrivalChain, through, sourceIn(linkLocal), []attr{
+	for _, types := range [][2]byte{{133, 134}, {137, 137}} {
+		rules = append(rules, ruleObject(controlChain, typeOf(unix.IPPROTO_ICMPV6, types), counted(verdictDrop)))
+	}
+	rules = append(rules,
+		ruleObject(controlChain, sourceIn(linkLocal), []attr{
 			loadProtocol(), compareTo(unix.NFT_CMP_NEQ, []byte{unix.IPPROTO_ICMPV6}), compareTo(unix.NFT_CMP_NEQ, []byte{unix.IPPROTO_UDP}),
 		}, counted(verdictDrop)),
-		ruleObject(arrivalChain, through, sourceIn(linkLocal), protocolUDP(), comparePort(unix.NFT_CMP_NEQ, probePort), counted(verdictDrop)))
+		ruleObject(controlChain, sourceIn(linkLocal), protocolUDP(), comparePort(unix.NFT_CMP_NEQ, probePort), counted(verdictDrop)))
+	for _, e := range tunnels {
+		rules = append(rules, errorRules(e)...)
+	}
+	return rules
 }
 
 // errorRules drop ICMP errors about packets that were not sent into the tunnel: a peer would shorten
@@ -301,7 +312,7 @@ func errorRules(e Exit) (rules []object) {
 		}
 		protocol, types := icmpOf(family)
 		for _, t := range types {
-			rules = append(rules, ruleObject(arrivalChain, through(unix.NFT_META_IIFNAME, e.Device), protocolOf(family), typeOf(protocol, t), about, counted(verdictDrop)))
+			rules = append(rules, ruleObject(controlChain, through(unix.NFT_META_IIFNAME, e.Device), protocolOf(family), typeOf(protocol, t), about, counted(verdictDrop)))
 		}
 	}
 	return rules
@@ -316,16 +327,18 @@ func icmpOf(family netip.Addr) (protocol byte, types [][2]byte) {
 	return unix.IPPROTO_ICMPV6, [][2]byte{{1, 4}}
 }
 
-// transitRule drops what one remote sends to another: with an address of this node, by masquerading
-// of a Service's clients, the other one's nodes would accept it. In nft(8) syntax:
+// transit returns the rules that drop what one remote sends to another: with an address of this node, by
+// masquerading of a Service's clients, the other one's nodes would accept it. In nft(8) syntax:
 //
-//	iifname "wireguard.gcp" oifname "wireguard.*" oifname != "wireguard.gcp" counter drop
-func transitRule(device string) object {
-	return ruleObject(forwardedChain, through(unix.NFT_META_IIFNAME, device), []attr{
-		expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_OIFNAME), number(unix.NFTA_META_DREG, unix.NFT_REG_1)),
-		compareTo(unix.NFT_CMP_EQ, []byte("wireguard.")), // which the names of all devices begin with
-		compareTo(unix.NFT_CMP_NEQ, linkName(device)),
-	}, counted(verdictDrop))
+//	oifname "wireguard.merit" iifname != "wireguard.merit" counter drop
+func (r *Ruleset) transit() (rules []object) {
+	for _, e := range r.tunnels() {
+		rules = append(rules, ruleObject(transitChain, through(unix.NFT_META_OIFNAME, e.Device), []attr{
+			expression("meta", number(unix.NFTA_META_KEY, unix.NFT_META_IIFNAME), number(unix.NFTA_META_DREG, unix.NFT_REG_1)),
+			compareTo(unix.NFT_CMP_NEQ, linkName(e.Device)),
+		}, counted(verdictDrop)))
+	}
+	return rules
 }
 
 // closed returns the rules for what remotes send to this host itself. Packets inside of tunnels of

@@ -224,9 +224,9 @@ func TestWhatRemotesCanNotReach(t *testing.T) {
 
 	rules := Ruleset{
 		Exits: []Exit{
-			{Device: "wireguard.gcp", Subnets: prefixes(subnet4, subnet6)}, {Device: "wireguard.merit", Subnets: prefixes("10.5.0.0/16", "fd05::/48")},
+			{Device: "wireguard.gcp", Subnets: prefixes(subnet4, subnet6)}, {Device: shortened, Subnets: prefixes("10.5.0.0/16", "fd05::/48")},
 		},
-		Ports: map[string]int{"wireguard.gcp": wireGuard, "wireguard.merit": wireGuard + 1}, Status: status,
+		Ports: map[string]int{"wireguard.gcp": wireGuard, shortened: wireGuard + 1}, Status: status,
 	}
 	b.do(t, b.host, func() error { _, err := newFilter(t).Sync(t.Context(), rules); return err })
 	send("10.5.1.1", other)
@@ -249,7 +249,7 @@ func TestWhatRemotesCanNotReach(t *testing.T) {
 	}
 	b.do(t, b.host, func() error {
 		s, err := newFilter(t).Status(t.Context(), rules)
-		if !s.Exit || s.Stopped["wireguard.gcp"]+s.Stopped["wireguard.merit"] > 0 {
+		if !s.Exit || s.Stopped["wireguard.gcp"]+s.Stopped[shortened] > 0 {
 			t.Errorf("%+v", s)
 		}
 		return err
