@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"github.com/kube-semaphore/kube-semaphore/mirror/exposed"
 	"github.com/kube-semaphore/kube-semaphore/mirror/mcs"
 )
 
@@ -55,7 +56,7 @@ type Change struct {
 //	| a slice          | kept        | patch, if it has ports that must go                         |
 //
 // An import comes before what it owns, but a new Service before a new import, which has its
-// addresses. Slices that get endpoints come before those that lose some.
+// addresses. The order of slices is that of inOrder.
 func (h summer) Diff(have *Observed, want *Service) []Change {
 	var changes []Change
 	if want.Hold == "" {
@@ -202,33 +203,74 @@ func lacking(a, b []netip.Addr) (all []netip.Addr) {
 }
 
 // inOrder sorts the changes of slices, so that an endpoint that moves to another slice is always in
-// one of them: those that lose nothing, and then each one after those that get what it loses.
+// one of them: each change comes after those that get what it loses. Apart from that, what must go
+// goes first, unless it may be the last of a frontend: that goes after others have come.
 func inOrder(have *Observed, changes []Change) (sorted []Change) {
-	coming := map[netip.Addr]int{} // numbers of changes
-	var losing []Change
-	for _, c := range changes {
-		if len(c.loses(have)) == 0 {
-			sorted = append(sorted, c)
-			continue
+	coming, stays := map[netip.Addr][]int{}, staying(have, changes)
+	rank := make([]int, len(changes))
+	for i := range changes {
+		for _, address := range changes[i].gains(have) {
+			coming[address] = append(coming[address], i)
 		}
-		losing = append(losing, c)
-		for _, address := range c.gains(have) {
-			coming[address]++
+		switch {
+		case !changes[i].urgent(have):
+			rank[i] = 1
+		case slices.ContainsFunc(have.Slices[changes[i].Name].frontends(), func(f exposed.Frontend) bool { return !stays[f] }):
+			rank[i] = 2
 		}
 	}
-	for len(losing) > 0 {
-		free := func(c Change) bool {
-			return !slices.ContainsFunc(c.loses(have), func(address netip.Addr) bool { return coming[address] > 0 })
+	added := make([]bool, len(changes))
+	var add func(i int)
+	add = func(i int) {
+		if added[i] {
+			return
 		}
-		next := max(0, slices.IndexFunc(losing, free)) // two that swap endpoints are in any order
-		for _, address := range losing[next].gains(have) {
-			coming[address]--
+		added[i] = true // two that swap endpoints are in any order
+		for _, address := range changes[i].loses(have) {
+			getting := coming[address]
+			delete(coming, address)
+			for _, n := range getting {
+				add(n)
+			}
 		}
-		sorted = append(sorted, losing[next])
-		copy(losing[1:next+1], losing[:next])
-		losing = losing[1:]
+		sorted = append(sorted, changes[i])
+	}
+	for r := range 3 {
+		for i := range changes {
+			if rank[i] == r {
+				add(i)
+			}
+		}
 	}
 	return sorted
+}
+
+// staying returns the frontends with a ready endpoint in a slice that loses nothing.
+func staying(have *Observed, changes []Change) map[exposed.Frontend]bool {
+	loses, stays := map[string]bool{}, map[exposed.Frontend]bool{}
+	for i := range changes {
+		loses[changes[i].Name] = changes[i].urgent(have)
+	}
+	for name, o := range have.Slices {
+		if o.ours && !o.going && o.Ready > 0 && !loses[name] {
+			for _, f := range o.frontends() {
+				stays[f] = true
+			}
+		}
+	}
+	return stays
+}
+
+// frontends returns those that a slice has endpoints for.
+func (o *ObservedSlice) frontends() []exposed.Frontend {
+	if len(o.Ports) == 0 {
+		return []exposed.Frontend{exposed.AllPorts(o.family)}
+	}
+	all := make([]exposed.Frontend, len(o.Ports))
+	for i := range o.Ports {
+		all[i] = exposed.FrontendOf(o.family, &o.Ports[i])
+	}
+	return all
 }
 
 // diffStatus returns the changes of the status of an import and of an export.

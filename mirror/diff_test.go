@@ -1,7 +1,9 @@
 package mirror
 
 import (
+	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -104,6 +106,37 @@ func (w *world) foreign() map[string]string {
 		}
 	}
 	return all
+}
+
+// TestRemovalsComeFirst: however many endpoints one cluster of a global service gets, those of another
+// one leave before them, unless they are the last ones.
+func TestRemovalsComeFirst(t *testing.T) {
+	web := origin.Key{Namespace: "shop", Name: "web"}
+	for name, stays := range map[string]bool{"others stay": true, "the last ones": false} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld()
+			w.hears(setOf("aws", merged), newOrigin(web, 1, 80, origin.Traits{}))
+			w.hears(setOf("merit", merged), newOrigin(web, 1, 80, origin.Traits{}))
+			w.offers("merit", web, "http 10.6.0.1", "http 10.6.0.2")
+			if stays {
+				w.hears(setOf("gcp", merged), newOrigin(web, 1, 80, origin.Traits{}))
+				w.offers("gcp", web, "http 10.2.0.1")
+			}
+			w.settle(t)
+			for n := range maxSlices {
+				w.has(setOf("aws", merged), web, fmt.Sprint("web-", n), fmt.Sprintf("10.4.%d.%d", n/250, 1+n%250))
+			}
+			for _, sl := range w.slicesOf(setOf("merit", merged)) {
+				w.slice(setOf("merit", merged), sl, nil)
+			}
+			want, have := w.want(globalName)
+			changes := w.sums.Diff(&have, &want)
+			at := func(verb string) int { return slices.IndexFunc(changes, func(c Change) bool { return c.Verb == verb }) }
+			if len(changes) != maxSlices+2 || (at(verbDelete) == 0) != stays || (at(verbCreate) == 0) == stays {
+				t.Errorf("%d changes, the first deletion is at %d, the first addition at %d", len(changes), at(verbDelete), at(verbCreate))
+			}
+		})
+	}
 }
 
 // TestRemovalsDontDependOnAdditions makes all changes fail except removals, which must

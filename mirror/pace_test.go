@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -172,6 +173,40 @@ func TestBytesAreBounded(t *testing.T) {
 				t.Errorf("%s has the port %d", name, *sl.Ports[0].Port)
 			}
 		}
+	})
+}
+
+// TestManySlicesDontDelayRemovals: while thousands of slices of one cluster are to be written, the
+// endpoint of another one leaves their service.
+func TestManySlicesDontDelayRemovals(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakes) {
+		put(t, f.gcp, "shop", svc("web", global), [2]string{"web-1", "10.2.0.1"})
+		put(t, f.merit, "shop", svc("web", global), [2]string{"web-1", "10.6.0.1"})
+		f.gcp.Hook(func(h *kubetest.Hooks) { h.Answer = func(kubetest.Request) { time.Sleep(10 * time.Millisecond) } })
+		i := f.start(t, func(cfg *Config) { cfg.GlobalSelector = selector(t, globalMark+"=true") })
+		leadsTo(t, f.gcp, globalName, "10.2.0.1", "10.6.0.1")
+		for n := range rounds(10_000, 2_000) {
+			put(t, f.aws, "shop", svc("web", global), [2]string{fmt.Sprint("web-", n), fmt.Sprintf("10.4.%d.%d", n/250, 1+n%250)})
+		}
+		before := count(f.gcp, "create endpointslices")
+		wait(t, "the first slices", func() error {
+			if n := count(f.gcp, "create endpointslices") - before; n < 10 {
+				return fmt.Errorf("%d", n)
+			}
+			return nil
+		})
+		f.merit.Remove("endpointslices", "shop", "web-1")
+		wait(t, "a removal", func() error {
+			if count(f.gcp, "delete endpointslices") == 0 {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		if n := count(f.gcp, "create endpointslices") - before; n > 500 {
+			t.Errorf("%d slices were written before", n)
+		}
+		i.stop()
+		time.Sleep(time.Second) // until a last write is answered
 	})
 }
 

@@ -27,7 +27,13 @@ type share struct {
 	Bounds
 	namespace string
 	of        origin.Key // its service there
+	beyond    int        // slices beyond maxSlices, which don't wait for room
 }
+
+// maxSlices is the maximum number of slices of a service from one remote: 50,000 endpoints, as API
+// servers make them. Those of other clusters are written in the same turn, and must not wait for
+// thousands.
+const maxSlices = 500
 
 // mostNext is the maximum number of services that are computed again when there is room.
 const mostNext = 64
@@ -99,7 +105,7 @@ func (q *quota) grant(name string, has, lacks share) (next []string) {
 			q.addresses[name] = struct{}{}
 		}
 	}
-	if lacks.Services+lacks.Slices+lacks.Addresses > 0 {
+	if lacks.Services+lacks.Slices+lacks.Addresses+lacks.beyond > 0 {
 		q.short[name] = lacks
 	}
 	if lacking || has.Services < before.Services || has.Slices < before.Slices || has.Addresses < before.Addresses {
@@ -151,6 +157,6 @@ func (q *quota) over() string {
 	if len(q.short) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d services or more are omitted or incomplete: %d services, %d slices and %d addresses of at most %d (its _MAX_SERVICES or its share of SEMAPHORE_MIRROR_MAX_SERVICES), %d and %d",
-		len(q.short), q.used.Services, q.used.Slices, q.used.Addresses, q.bounds.Services, q.bounds.Slices, q.bounds.Addresses)
+	return fmt.Sprintf("%d services or more are omitted or incomplete: %d services, %d slices and %d addresses of at most %d (its _MAX_SERVICES or its share of SEMAPHORE_MIRROR_MAX_SERVICES), %d and %d, and %d slices of one service",
+		len(q.short), q.used.Services, q.used.Slices, q.used.Addresses, q.bounds.Services, q.bounds.Slices, q.bounds.Addresses, maxSlices)
 }

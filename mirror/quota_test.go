@@ -3,6 +3,7 @@ package mirror
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -20,7 +21,7 @@ func TestSliceIsWrittenWhenItsPortsChange(t *testing.T) {
 	for port := range int32(2) {
 		after := *before
 		number := 8080 + port
-		after.Ports = []discoveryv1.EndpointPort{{Port: &number}}
+		after.Ports = origin.Named([]discoveryv1.EndpointPort{{Port: &number}})
 		w.slice(aws, before, &after)
 		w.settle(t)
 		for name, s := range w.slices {
@@ -68,6 +69,52 @@ func TestNamespaceHasHalfOfItsRemotesServices(t *testing.T) {
 	if got := made(); got["hostile"] != 3 || got["shop"] != 2 {
 		t.Errorf("%v of 5 after one is gone", got)
 	}
+}
+
+// TestSlicesOfOneServiceAreBounded: a cluster has thousands of slices of a global service. Those that
+// were first stay, and its other services get theirs.
+func TestSlicesOfOneServiceAreBounded(t *testing.T) {
+	aws, web, api := setOf("aws", merged), origin.Key{Namespace: "shop", Name: "web"}, origin.Key{Namespace: "shop", Name: "api"}
+	clusters := testClusters()
+	clusters[1].bounds = Bounds{Slices: 10_000}
+	w := newWorld(clusters...)
+	offer := func(from, to int) {
+		for n := from; n < to; n++ {
+			w.has(aws, web, fmt.Sprint("web-", n), fmt.Sprintf("10.4.%d.%d", n/250, 1+n%250))
+		}
+	}
+	w.has(setOf("merit", merged), web, "web-1", "10.6.0.1")
+	w.hears(setOf("merit", merged), newOrigin(web, 1, 80, origin.Traits{}))
+	offer(0, maxSlices)
+	w.says(t, aws, newOrigin(web, 1, 80, origin.Traits{}), newOrigin(api, 1, 80, origin.Traits{}))
+	before, q := w.leads(globalName), &w.clusters["aws"].quota
+	if len(before) != maxSlices+1 || q.over() != "" {
+		t.Fatalf("%d addresses, over %q", len(before), q.over())
+	}
+	offer(maxSlices, rounds(10_000, 2_000))
+	w.has(aws, api, "api-1", "10.5.0.1")
+	w.settle(t)
+	check := func() {
+		t.Helper()
+		if got := w.leads(globalName); !slices.Equal(got, before) {
+			t.Errorf("%d addresses, others than before", len(got))
+		}
+		if got := w.leads(GlobalName(api)); len(got) != 1 {
+			t.Errorf("another service has %v", got)
+		}
+		q = &w.clusters["aws"].quota
+		if refused := w.plans[globalName].Tallies["aws"].Example; len(q.short) != 1 || !strings.Contains(q.over(), "500 slices of one service") || !strings.Contains(refused, "there are 500 slices of the service already") {
+			t.Errorf("%d short, over %q, refused %q", len(q.short), q.over(), refused)
+		}
+		w.checkRooms(t)
+	}
+	check()
+	version := w.version
+	w.again()
+	if w.settle(t); w.version != version {
+		t.Errorf("a restart wrote %d objects", w.version-version)
+	}
+	check()
 }
 
 // TestServiceThatLacksSlicesAndAddresses is computed again when there is room for either.

@@ -47,10 +47,10 @@ func (b *builder) admit(c *cluster, namespace string) bool {
 	of := &taken{room: c.quota.room(b.w.Name)}
 	b.shares[c] = of
 	if !c.quota.admits(b.w.Name, namespace) {
-		of.lacks = share{Bounds{Services: 1}, namespace, b.w.Origin.Key}
+		of.lacks = share{Bounds: Bounds{Services: 1}, namespace: namespace, of: b.w.Origin.Key}
 		return false
 	}
-	of.has = share{Bounds{Services: 1}, namespace, b.w.Origin.Key}
+	of.has = share{Bounds: Bounds{Services: 1}, namespace: namespace, of: b.w.Origin.Key}
 	return true
 }
 
@@ -197,6 +197,11 @@ func (b *builder) settle(have *Observed) (next []string) {
 // grant restricts a slice to the room for it, existing addresses first. It reports whether there is
 // any.
 func (t *taken) grant(e *candidate, tally *Tally) bool {
+	if t.has.Slices >= maxSlices {
+		t.lacks.beyond++
+		tally.reject(len(e.endpoints), fmt.Sprintf("slice %s: there are %d slices of the service already", e.origin.Name, maxSlices))
+		return false
+	}
 	if t.has.Slices >= t.room.Slices {
 		t.lacks.Slices++
 		tally.reject(len(e.endpoints), fmt.Sprintf("slice %s: there are %d slices of the cluster already", e.origin.Name, e.cluster.quota.bounds.Slices))
