@@ -100,8 +100,9 @@ func (b *builder) mirror() {
 	}
 	w.Absent, w.prefix, w.Spec = false, c.prefix, set.Service(w.Origin.Key).Spec
 	for _, sl := range set.Slices(w.Origin.Key) {
-		b.add(c, sl, nil)
+		b.add(c, sl)
 	}
+	b.grant()
 }
 
 // global plans a service that is merged from several clusters.

@@ -35,7 +35,6 @@ type taken struct {
 type candidate struct {
 	cluster *cluster
 	origin  *origin.Slice
-	zones   []string
 	name    string
 	now     *ObservedSlice // nil: there is no local copy
 	// endpoints are the accepted ones.
@@ -55,7 +54,7 @@ func (b *builder) admit(c *cluster, namespace string) bool {
 }
 
 // add adds a slice without rejected addresses.
-func (b *builder) add(c *cluster, sl *origin.Slice, zones []string) {
+func (b *builder) add(c *cluster, sl *origin.Slice) {
 	tally := b.w.tally(c.name)
 	switch {
 	case sl.Reject != "":
@@ -68,7 +67,7 @@ func (b *builder) add(c *cluster, sl *origin.Slice, zones []string) {
 	for _, text := range sl.Unreadable {
 		tally.reject(1, text+": not an address")
 	}
-	e := candidate{cluster: c, origin: sl, zones: zones, name: sliceName(b.w.Name, c.name, sl)}
+	e := candidate{cluster: c, origin: sl, name: sliceName(b.w.Name, c.name, sl)}
 	e.endpoints = c.accepted(sl, func(a netip.Addr, why string) { tally.reject(1, a.String()+": "+why) })
 	e.endpoints = b.withdraw(e.endpoints, c)
 	if o := b.objects.slices.Get(e.name); o != nil && o.ours {
@@ -117,9 +116,8 @@ func (b *builder) keep(o *ObservedSlice, sl *origin.Slice) {
 	b.kept = append(b.kept, Slice{Name: o.Name, Cluster: o.cluster, Endpoints: sl.Endpoints, origin: sl, kept: o})
 }
 
-// end adds the slices of the service within the quotas, first those that exist, and then others that
-// stay.
-func (b *builder) end() {
+// grant adds the candidates within the quotas, first those that exist.
+func (b *builder) grant() {
 	slices.SortFunc(b.candidates, func(x, y candidate) int {
 		if c := boolCompare(x.now == nil, y.now == nil); c != 0 {
 			return c
@@ -134,10 +132,15 @@ func (b *builder) end() {
 		}
 		tally.Taken += len(e.endpoints)
 		b.w.Slices = append(b.w.Slices, Slice{
-			Name: e.name, Cluster: e.cluster.name, Endpoints: e.endpoints, origin: e.origin, zones: e.zones, headless: b.w.Spec.Headless,
+			Name: e.name, Cluster: e.cluster.name, Endpoints: e.endpoints, origin: e.origin, headless: b.w.Spec.Headless,
 			nodes: e.cluster.local && b.w.Imported != nil && b.w.Imported.NodeLocal(),
 		})
 	}
+	b.candidates = nil
+}
+
+// end sorts the slices of the service, and adds others that stay.
+func (b *builder) end() {
 	byName := func(x, y Slice) int { return strings.Compare(x.Name, y.Name) }
 	slices.SortFunc(b.w.Slices, byName)
 	for o := range b.objects.of(b.w.Name) {

@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"cmp"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -29,45 +30,35 @@ type part struct {
 	names map[string]string
 }
 
-// counting returns the parts whose endpoints are used for one frontend, and the others:
+// rank orders the parts for one frontend: the endpoints of one are used if none of a lower rank has a
+// ready one.
 //
-//	| part             | used                                               |
-//	| ---------------- | -------------------------------------------------- |
-//	| drained          | if no other part has a ready endpoint              |
-//	| stale            | if neither fresh nor drained parts have one        |
-//	| any other        | always                                             |
+//	| part             | rank |
+//	| ---------------- | ---- |
+//	| stale            | 2    |
+//	| drained          | 1    |
+//	| any other        | 0    |
 //
 // An outdated or drained service is better than an empty one.
-func counting(parts []*part, ready func(p *part) bool) (counting, others []*part) {
-	for _, out := range []func(p *part) bool{
-		func(p *part) bool { return p.stale || p.drained },
-		func(p *part) bool { return p.stale },
-	} {
-		counting, others = nil, nil
-		for _, p := range parts {
-			if out(p) {
-				others = append(others, p)
-			} else {
-				counting = append(counting, p)
-			}
-		}
-		if len(others) == 0 || slices.ContainsFunc(counting, ready) {
-			return counting, others
-		}
+func (p *part) rank() int {
+	switch {
+	case p.stale:
+		return 2
+	case p.drained:
+		return 1
 	}
-	return parts, nil
+	return 0
 }
 
 // maxNeeded is the maximum number of frontends listed per cluster of a service.
 const maxNeeded = 5
 
 // use adds the slices of all parts. Those of stale and drained parts are restricted to the
-// frontends without another ready endpoint.
+// frontends without another ready endpoint, so that others must have been granted theirs.
 func (b *builder) use() {
 	b.remember()
-	w, u := b.w, newUsage(b)
-	near := b.near()
-	for _, pt := range b.parts {
+	u := newUsage(b)
+	for _, pt := range slices.SortedStableFunc(slices.Values(b.parts), func(x, y *part) int { return cmp.Compare(x.rank(), y.rank()) }) {
 		if pt.remembered && (pt.stale || pt.drained) {
 			u.noteAll(pt)
 		}
@@ -77,21 +68,31 @@ func (b *builder) use() {
 			}
 			if pt.remembered {
 				b.keep(pt.existing[name], sl)
-				continue
+			} else {
+				b.add(pt.cluster, sl)
 			}
-			var zones []string
-			if tier, some := near[sl.Family]; w.LocalFirst {
-				switch {
-				case some && pt.cluster.tier <= tier:
-					zones = b.s.zones
-				case !pt.local: // With a ready endpoint without hints, kube-proxy uses all of the family.
-					zones = []string{remoteZone}
-				}
-			}
-			b.add(pt.cluster, sl, zones)
 		}
+		b.grant()
+	}
+	if b.w.LocalFirst {
+		b.zone()
 	}
 	u.report()
+}
+
+// zone gives slices the zones that prefer endpoints near by.
+func (b *builder) zone() {
+	near := b.near()
+	for i := range b.w.Slices {
+		w := &b.w.Slices[i]
+		c := b.s.clusters[w.Cluster]
+		switch tier, some := near[w.origin.Family]; {
+		case some && c.tier <= tier:
+			w.zones = b.s.zones
+		case !c.local: // With a ready endpoint without hints, kube-proxy uses all of the family.
+			w.zones = []string{remoteZone}
+		}
+	}
 }
 
 // remember gives existing slices to the parts that are only remembered. One whose cluster isn't
@@ -138,7 +139,7 @@ func (b *builder) near() map[discoveryv1.AddressType]int {
 		left := max(1, minimum)
 		for i, tier := range order {
 			for _, pt := range tiers[tier] {
-				left -= b.s.count(pt, family, left)
+				left -= b.w.count(pt, family, left)
 			}
 			if left <= 0 && (i < len(order)-1 || tier == 0) {
 				near[family] = tier
@@ -155,9 +156,8 @@ func (b *builder) near() map[discoveryv1.AddressType]int {
 type usage struct {
 	*builder
 	ports map[exposed.PortName]bool // of the service
-	// ready and used are computed on demand.
+	// ready is computed on demand, when a part was granted its slices.
 	ready map[*part]map[exposed.Frontend]bool
-	used  map[use][]*part
 	// needed are frontends that a stale or drained part is used for, omitted such parts that
 	// are not used for some.
 	needed  map[*part]map[exposed.Frontend]bool
@@ -166,7 +166,7 @@ type usage struct {
 
 func newUsage(b *builder) *usage {
 	u := &usage{
-		builder: b, ports: map[exposed.PortName]bool{}, ready: map[*part]map[exposed.Frontend]bool{}, used: map[use][]*part{},
+		builder: b, ports: map[exposed.PortName]bool{}, ready: map[*part]map[exposed.Frontend]bool{},
 		needed: map[*part]map[exposed.Frontend]bool{}, omitted: map[*part]bool{},
 	}
 	for _, p := range b.w.Spec.Ports {
@@ -189,22 +189,12 @@ func (u *usage) frontends(family discoveryv1.AddressType, ports []discoveryv1.En
 	return all
 }
 
-// use is which parts are used for a frontend: those that are only remembered count as they were
-// before, but nothing remembered is removed for their sake.
-type use struct {
-	exposed.Frontend
-	memory bool
-}
-
-// needs reports whether a part is used for a frontend.
+// needs reports whether a part is used for a frontend. Those that are only remembered count as they
+// were before, but nothing remembered is removed for their sake.
 func (u *usage) needs(pt *part, f exposed.Frontend) bool {
-	of := use{f, !pt.remembered}
-	used, known := u.used[of]
-	if !known {
-		used, _ = counting(u.parts, func(p *part) bool { return (of.memory || !p.remembered) && u.isReady(p, f) })
-		u.used[of] = used
-	}
-	return slices.Contains(used, pt)
+	return !slices.ContainsFunc(u.parts, func(p *part) bool {
+		return p.rank() < pt.rank() && !(p.remembered && pt.remembered) && u.isReady(p, f)
+	})
 }
 
 // isReady reports whether a part has a ready endpoint for a frontend.
@@ -213,18 +203,28 @@ func (u *usage) isReady(pt *part, f exposed.Frontend) bool {
 	if !known {
 		ready = map[exposed.Frontend]bool{}
 		u.ready[pt] = ready
-		for _, sl := range pt.slices {
-			if !slices.ContainsFunc(sl.Endpoints, u.s.usable(pt, sl.Family)) {
-				continue
+		add := func(sl *origin.Slice, endpoints []origin.Endpoint) {
+			if slices.ContainsFunc(endpoints, usable) {
+				ready[exposed.AllPorts(sl.Family)] = true
+				for _, f := range u.frontends(sl.Family, sl.Ports) {
+					ready[f] = true
+				}
 			}
-			ready[exposed.AllPorts(sl.Family)] = true
-			for _, f := range u.frontends(sl.Family, sl.Ports) {
-				ready[f] = true
+		}
+		if pt.remembered {
+			for _, sl := range pt.slices {
+				add(sl, sl.Endpoints)
 			}
+		}
+		for sl := range u.w.of(pt) {
+			add(sl.origin, sl.Endpoints)
 		}
 	}
 	return ready[f]
 }
+
+// usable reports whether an endpoint is ready, also if that is unset.
+func usable(e origin.Endpoint) bool { return e.Ready != origin.False }
 
 // restrict returns a slice of a part with the ports that the part is used for; nil: none.
 func (u *usage) restrict(pt *part, sl *origin.Slice) *origin.Slice {
@@ -302,38 +302,37 @@ func (u *usage) report() {
 	}
 }
 
-// usable returns whether an endpoint of a part is ready and used.
-func (s *state) usable(pt *part, family discoveryv1.AddressType) func(origin.Endpoint) bool {
-	c := pt.cluster
-	return func(e origin.Endpoint) bool {
-		if e.Ready == origin.False || pt.remembered {
-			return e.Ready != origin.False
+// of returns the slices that a part was granted.
+func (t *Service) of(pt *part) iter.Seq[*Slice] {
+	return func(yield func(*Slice) bool) {
+		for i := range t.Slices {
+			if sl := &t.Slices[i]; sl.Cluster == pt.name && !yield(sl) {
+				return
+			}
 		}
-		return !s.withdrawn(c, &e) && origin.Rejection(e.Address, family, c.subnets) == ""
 	}
 }
 
 // count returns the number of ready endpoints of a part with addresses of a family, or n if there
 // are more. An endpoint is what its address belongs to, such as a pod, or the address itself if
 // that is unknown: the same one may be in several slices.
-func (s *state) count(pt *part, family discoveryv1.AddressType, n int) int {
+func (t *Service) count(pt *part, family discoveryv1.AddressType, n int) int {
 	type endpoint struct {
 		target  uint64
 		address netip.Addr
 	}
-	usable, seen := s.usable(pt, family), map[endpoint]struct{}{}
-	for _, sl := range pt.slices {
+	seen := map[endpoint]struct{}{}
+	for sl := range t.of(pt) {
 		for i := range sl.Endpoints {
 			e := &sl.Endpoints[i]
 			if len(seen) >= n {
 				return n
 			}
-			if !usable(*e) {
-				continue // nor are those of the other family
-			}
-			if e.Target != 0 {
+			switch {
+			case sl.origin.Family != family || !usable(*e):
+			case e.Target != 0:
 				seen[endpoint{target: e.Target}] = struct{}{}
-			} else {
+			default:
 				seen[endpoint{address: e.Address}] = struct{}{}
 			}
 		}

@@ -261,7 +261,8 @@ func TestFrontendsOfRandomHistories(t *testing.T) {
 
 // checkFrontends compares the ready endpoints of each global service with those of its origins,
 // by family and port: there is one wherever a cluster has one, none of a drained or stale cluster
-// beside one of another, and all of the others. It knows only clusters that are synced.
+// beside one of another, and all of the others. Of what quotas exclude nothing counts. It knows only
+// clusters that are synced.
 func (w *world) checkFrontends(t *testing.T) {
 	t.Helper()
 	for name, s := range w.plans {
@@ -270,12 +271,24 @@ func (w *world) checkFrontends(t *testing.T) {
 		}
 		// Which clusters have a ready endpoint at a family and port, best ones first.
 		have, want := map[string]map[string]bool{}, map[string][3]map[string]bool{}
+		for i := range s.Slices {
+			sl := &s.Slices[i]
+			if slices.ContainsFunc(sl.Endpoints, func(e origin.Endpoint) bool { return e.Ready != origin.False }) {
+				for _, at := range w.ports(s, sl.origin) {
+					if have[at] == nil {
+						have[at] = map[string]bool{}
+					}
+					have[at][sl.Cluster] = true
+				}
+			}
+		}
 		for _, id := range w.order {
 			set := w.sets[id]
 			c := w.clusters[id.Cluster]
 			if o := set.Service(s.Origin.Key); id.Kind != merged || !set.Synced || o == nil || o.Reject != "" || c.quota.short[name].Services > 0 {
 				continue
 			}
+			_, lacks := c.quota.short[name]
 			rank := 0
 			switch {
 			case set.Stale:
@@ -291,20 +304,9 @@ func (w *world) checkFrontends(t *testing.T) {
 					if want[at][0] == nil {
 						want[at] = [3]map[string]bool{{}, {}, {}}
 					}
-					if ready {
+					if ready && (!lacks || have[at][id.Cluster]) {
 						want[at][rank][id.Cluster] = true
 					}
-				}
-			}
-		}
-		for i := range s.Slices {
-			sl := &s.Slices[i]
-			if slices.ContainsFunc(sl.Endpoints, func(e origin.Endpoint) bool { return e.Ready != origin.False }) {
-				for _, at := range w.ports(s, sl.origin) {
-					if have[at] == nil {
-						have[at] = map[string]bool{}
-					}
-					have[at][sl.Cluster] = true
 				}
 			}
 		}
@@ -314,7 +316,7 @@ func (w *world) checkFrontends(t *testing.T) {
 				continue
 			}
 			for cluster := range ranks[best] {
-				if !have[at][cluster] && len(w.clusters[cluster].quota.short) == 0 {
+				if !have[at][cluster] {
 					t.Fatalf("%s lacks the endpoints of %s for %s; it has those of %v, of %v", name, cluster, at, have[at], ranks)
 				}
 			}
