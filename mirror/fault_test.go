@@ -215,7 +215,7 @@ func TestRemoteIsBounded(t *testing.T) {
 // retried at a time.
 func TestFreedQuotaIsUsed(t *testing.T) {
 	const bound, others = 2 * mostNext, 5 * mostNext
-	for name, bounds := range map[string]Bounds{"slices": {Slices: bound}, "addresses": {Addresses: bound}, "both": {Slices: bound, Addresses: bound}} {
+	for name, bounds := range map[string]Bounds{"slices": {Slices: 2 * bound}, "addresses": {Addresses: 2 * bound}, "both": {Slices: 2 * bound, Addresses: 2 * bound}} { // a namespace has half
 		t.Run(name, func(t *testing.T) {
 			clusters := testClusters()
 			clusters[1].bounds = bounds

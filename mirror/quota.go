@@ -14,12 +14,11 @@ import (
 // one could take what another needs, and no addresses.
 type quota struct {
 	bounds, used Bounds
-	granted      map[string]share // by local service
-	namespaces   map[string]int   // services, by namespace of the remote
-	short        map[string]share // what services lack, by local service
-	// The same services by what they wait for: those that don't exist by namespace.
-	services          map[string]map[string]struct{}
-	slices, addresses map[string]struct{}
+	granted      map[string]share  // by local service
+	namespaces   map[string]Bounds // used, by namespace of the remote
+	short        map[string]share  // what services lack, by local service
+	// The same services by what they wait for, and by namespace.
+	services, slices, addresses map[string]map[string]struct{}
 }
 
 // share is what one local service has of a remote, or lacks.
@@ -40,8 +39,8 @@ const mostNext = 64
 
 func newQuota(bounds Bounds) quota {
 	return quota{
-		bounds: bounds, granted: map[string]share{}, namespaces: map[string]int{}, short: map[string]share{},
-		services: map[string]map[string]struct{}{}, slices: map[string]struct{}{}, addresses: map[string]struct{}{},
+		bounds: bounds, granted: map[string]share{}, namespaces: map[string]Bounds{}, short: map[string]share{},
+		services: map[string]map[string]struct{}{}, slices: map[string]map[string]struct{}{}, addresses: map[string]map[string]struct{}{},
 	}
 }
 
@@ -55,29 +54,32 @@ func room(bound, used int) int {
 	return max(0, bound-used)
 }
 
-// room returns how much a service may have: what it has, and what is free.
-func (q *quota) room(name string) Bounds {
-	has := q.granted[name]
+// free returns what is free for a namespace. It has half of its remote's bounds at most, so that a
+// tenant doesn't take all of them, and all cluster IPs that may be theirs.
+func (q *quota) free(namespace string) Bounds {
+	has := q.namespaces[namespace]
+	of := func(bound, used, has int) int { return min(room(bound, used), room((bound+1)/2, has)) }
 	return Bounds{
-		Slices:    room(q.bounds.Slices, q.used.Slices) + has.Slices,
-		Addresses: room(q.bounds.Addresses, q.used.Addresses) + has.Addresses,
+		Services:  of(q.bounds.Services, q.used.Services, has.Services),
+		Slices:    of(q.bounds.Slices, q.used.Slices, has.Slices),
+		Addresses: of(q.bounds.Addresses, q.used.Addresses, has.Addresses),
 	}
 }
 
-// admits reports whether there may be a local service for one of a namespace of the remote.
-func (q *quota) admits(name, namespace string) bool {
-	return q.granted[name].Services > 0 || q.full(namespace) == ""
+// room returns how much a service for one of a namespace may have: what it has, and what is free.
+func (q *quota) room(name, namespace string) Bounds {
+	more := q.free(namespace)
+	more.add(q.granted[name].Bounds, 1)
+	return more
 }
 
-// full returns why there is no room for another Service of a namespace; empty: there is. A
-// namespace has half of its remote's Services at most, so that a tenant doesn't take all of them,
-// and all cluster IPs that may be theirs.
+// full returns why there is no room for another Service of a namespace; empty: there is.
 func (q *quota) full(namespace string) string {
-	switch half := (q.bounds.Services + 1) / 2; {
+	switch {
 	case room(q.bounds.Services, q.used.Services) <= 0:
 		return fmt.Sprintf("the maximum of %d services", q.bounds.Services)
-	case q.bounds.Services > 0 && q.namespaces[namespace] >= half:
-		return fmt.Sprintf("the maximum of %d services of one namespace, half of all,", half)
+	case q.free(namespace).Services <= 0:
+		return fmt.Sprintf("the maximum of %d services of one namespace, half of all,", (q.bounds.Services+1)/2)
 	}
 	return ""
 }
@@ -91,18 +93,18 @@ func (q *quota) grant(name string, has, lacks share) (next []string) {
 	if delete(q.granted, name); has.Bounds != (Bounds{}) {
 		q.granted[name] = has
 	}
-	leave(q.services, lacked.namespace, name)
-	delete(q.slices, name)
-	delete(q.addresses, name)
+	for _, waiting := range []map[string]map[string]struct{}{q.services, q.slices, q.addresses} {
+		leave(waiting, lacked.namespace, name)
+	}
 	delete(q.short, name)
 	if lacks.Services > 0 {
 		join(q.services, lacks.namespace, name)
 	} else {
 		if lacks.Slices > 0 {
-			q.slices[name] = struct{}{}
+			join(q.slices, lacks.namespace, name)
 		}
 		if lacks.Addresses > 0 {
-			q.addresses[name] = struct{}{}
+			join(q.addresses, lacks.namespace, name)
 		}
 	}
 	if lacks.Services+lacks.Slices+lacks.Addresses+lacks.beyond > 0 {
@@ -114,14 +116,18 @@ func (q *quota) grant(name string, has, lacks share) (next []string) {
 	return nil
 }
 
+// add adds n times as much.
+func (b *Bounds) add(more Bounds, n int) {
+	b.Services += n * more.Services
+	b.Slices += n * more.Slices
+	b.Addresses += n * more.Addresses
+}
+
 func (q *quota) count(of share, n int) {
-	q.used.Services += n * of.Services
-	q.used.Slices += n * of.Slices
-	q.used.Addresses += n * of.Addresses
-	if of.Services == 0 {
-		return
-	}
-	if q.namespaces[of.namespace] += n; q.namespaces[of.namespace] == 0 {
+	q.used.add(of.Bounds, n)
+	has := q.namespaces[of.namespace]
+	has.add(of.Bounds, n)
+	if q.namespaces[of.namespace] = has; has == (Bounds{}) {
 		delete(q.namespaces, of.namespace)
 	}
 }
@@ -129,26 +135,25 @@ func (q *quota) count(of share, n int) {
 // next returns services for which there may be room, in random order, so that a remote can't choose
 // them.
 func (q *quota) next() (names []string) {
-	pick := func(from map[string]struct{}, most int) {
-		for name := range from {
-			if most--; most < 0 || len(names) >= mostNext {
+	pick := func(from map[string]map[string]struct{}, of func(Bounds) int) {
+		free := room(of(q.bounds), of(q.used))
+		for namespace, waiting := range from {
+			if free <= 0 {
 				return
 			}
-			names = append(names, name)
+			most := min(free, of(q.free(namespace)), mostNext-len(names))
+			for name := range waiting {
+				if most--; most < 0 {
+					break
+				}
+				free--
+				names = append(names, name)
+			}
 		}
 	}
-	pick(q.slices, room(q.bounds.Slices, q.used.Slices))
-	pick(q.addresses, room(q.bounds.Addresses, q.used.Addresses))
-	free := room(q.bounds.Services, q.used.Services)
-	for namespace, waiting := range q.services {
-		if free <= 0 {
-			break
-		}
-		if q.full(namespace) == "" {
-			pick(waiting, free)
-			free -= len(waiting)
-		}
-	}
+	pick(q.slices, func(b Bounds) int { return b.Slices })
+	pick(q.addresses, func(b Bounds) int { return b.Addresses })
+	pick(q.services, func(b Bounds) int { return b.Services })
 	return names
 }
 
@@ -157,6 +162,6 @@ func (q *quota) over() string {
 	if len(q.short) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d services or more are omitted or incomplete: %d services, %d slices and %d addresses of at most %d (its _MAX_SERVICES or its share of SEMAPHORE_MIRROR_MAX_SERVICES), %d and %d, and %d slices of one service",
+	return fmt.Sprintf("%d services or more are omitted or incomplete: %d services, %d slices and %d addresses of at most %d (its _MAX_SERVICES or its share of SEMAPHORE_MIRROR_MAX_SERVICES), %d and %d, half of these for one namespace, and %d slices of one service",
 		len(q.short), q.used.Services, q.used.Slices, q.used.Addresses, q.bounds.Services, q.bounds.Slices, q.bounds.Addresses, maxSlices)
 }

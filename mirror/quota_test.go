@@ -71,6 +71,49 @@ func TestNamespaceHasHalfOfItsRemotesServices(t *testing.T) {
 	}
 }
 
+// TestNamespaceHasHalfOfItsRemotesEndpoints: a tenant of a remote, who fills slices first, leaves room
+// for those of other namespaces.
+func TestNamespaceHasHalfOfItsRemotesEndpoints(t *testing.T) {
+	for name, bounds := range map[string]Bounds{"slices": {Slices: 5}, "addresses": {Addresses: 5}, "both": {Slices: 5, Addresses: 5}} {
+		t.Run(name, func(t *testing.T) {
+			clusters := testClusters()
+			clusters[1].bounds = bounds
+			aws, w := setOf("aws", mirrored), newWorld(clusters...)
+			add := func(namespace string, count int) {
+				for n := range count {
+					k := origin.Key{Namespace: namespace, Name: fmt.Sprint("web-", n)}
+					w.origin(aws, k, newOrigin(k, 1, 80, origin.Traits{}))
+					w.has(aws, k, k.Name, fmt.Sprintf("10.4.%d.%d", len(namespace), 1+n))
+				}
+				w.settle(t)
+			}
+			check := func(hostile, shop int) {
+				t.Helper()
+				count := map[string]int{}
+				for name, s := range w.plans {
+					count[s.Origin.Namespace] += len(w.leads(name))
+				}
+				if count["hostile"] != hostile || count["shop"] != shop {
+					t.Errorf("%v, want %d and %d", count, hostile, shop)
+				}
+				w.checkRooms(t)
+			}
+			add("hostile", 100)
+			check(3, 0)
+			add("shop", 4)
+			check(3, 2)
+			for _, s := range w.plans { // its room is used by another one of the namespace
+				if s.Origin.Namespace == "shop" && len(s.Slices) > 0 && len(s.Slices[0].Endpoints) > 0 {
+					w.origin(aws, s.Origin.Key, nil)
+					break
+				}
+			}
+			w.settle(t)
+			check(3, 2)
+		})
+	}
+}
+
 // TestSlicesOfOneServiceAreBounded: a cluster has thousands of slices of a global service. Those that
 // were first stay, and its other services get theirs.
 func TestSlicesOfOneServiceAreBounded(t *testing.T) {
@@ -120,9 +163,12 @@ func TestSlicesOfOneServiceAreBounded(t *testing.T) {
 // TestServiceThatLacksSlicesAndAddresses is computed again when there is room for either.
 func TestServiceThatLacksSlicesAndAddresses(t *testing.T) {
 	q := newQuota(Bounds{Services: 2, Slices: 2, Addresses: 10})
-	q.grant("a", share{Bounds: Bounds{Services: 1, Slices: 1, Addresses: 5}}, share{Bounds: Bounds{Slices: 1, Addresses: 5}})
-	q.grant("b", share{Bounds: Bounds{Services: 1, Slices: 1, Addresses: 5}}, share{})
-	if next := q.grant("b", share{Bounds: Bounds{Services: 1, Slices: 1, Addresses: 1}}, share{}); !slices.Contains(next, "a") {
+	of := func(namespace string, addresses int) share {
+		return share{Bounds: Bounds{Services: 1, Slices: 1, Addresses: addresses}, namespace: namespace}
+	}
+	q.grant("a", of("shop", 4), share{Bounds: Bounds{Slices: 1, Addresses: 5}, namespace: "shop"})
+	q.grant("b", of("other", 6), share{})
+	if next := q.grant("b", of("other", 1), share{}); !slices.Contains(next, "a") {
 		t.Errorf("next are %v", next)
 	}
 }

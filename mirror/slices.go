@@ -43,13 +43,13 @@ type candidate struct {
 
 // admit reports whether the service may be made for a service of a namespace of a remote.
 func (b *builder) admit(c *cluster, namespace string) bool {
-	of := &taken{room: c.quota.room(b.w.Name)}
+	of := &taken{room: c.quota.room(b.w.Name, namespace), has: share{namespace: namespace}, lacks: share{namespace: namespace, of: b.w.Origin.Key}}
 	b.shares[c] = of
-	if !c.quota.admits(b.w.Name, namespace) {
-		of.lacks = share{Bounds: Bounds{Services: 1}, namespace: namespace, of: b.w.Origin.Key}
+	if of.room.Services <= 0 {
+		of.lacks.Services = 1
 		return false
 	}
-	of.has = share{Bounds: Bounds{Services: 1}, namespace: namespace, of: b.w.Origin.Key}
+	of.has.Services = 1
 	return true
 }
 
@@ -207,7 +207,7 @@ func (t *taken) grant(e *candidate, tally *Tally) bool {
 	}
 	if t.has.Slices >= t.room.Slices {
 		t.lacks.Slices++
-		tally.reject(len(e.endpoints), fmt.Sprintf("slice %s: there are %d slices of the cluster already", e.origin.Name, e.cluster.quota.bounds.Slices))
+		tally.reject(len(e.endpoints), fmt.Sprintf("slice %s: there are %d slices of the cluster already, or half of them in its namespace", e.origin.Name, e.cluster.quota.bounds.Slices))
 		return false
 	}
 	all, free := len(e.endpoints), max(0, t.room.Addresses-t.has.Addresses)
@@ -223,7 +223,7 @@ func (t *taken) grant(e *candidate, tally *Tally) bool {
 		e.endpoints = some[:free]
 		slices.SortFunc(e.endpoints, origin.CompareEndpoints)
 		t.lacks.Addresses += all - free
-		tally.reject(all-free, fmt.Sprintf("slice %s: there are %d addresses of the cluster already", e.origin.Name, e.cluster.quota.bounds.Addresses))
+		tally.reject(all-free, fmt.Sprintf("slice %s: there are %d addresses of the cluster already, or half of them in its namespace", e.origin.Name, e.cluster.quota.bounds.Addresses))
 		if free == 0 && e.now == nil {
 			return false
 		}

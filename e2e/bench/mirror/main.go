@@ -68,10 +68,10 @@ func (b *bench) run(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
 	b.Program.Env["SEMAPHORE_LOG_LEVEL"] = "warn"
-	// More than is allowed by default. A namespace has half of the services at most.
+	// More than is allowed by default. A namespace has half at most.
 	b.Program.Env[programs.Variable(b.Remote.Name, "MAX_SERVICES")] = strconv.Itoa(2 * b.services)
-	b.Program.Env[programs.Variable(b.Remote.Name, "MAX_SLICES")] = strconv.Itoa(b.services)
-	b.Program.Env[programs.Variable(b.Remote.Name, "MAX_ADDRESSES")] = strconv.Itoa(b.services * b.endpoints)
+	b.Program.Env[programs.Variable(b.Remote.Name, "MAX_SLICES")] = strconv.Itoa(2 * b.services)
+	b.Program.Env[programs.Variable(b.Remote.Name, "MAX_ADDRESSES")] = strconv.Itoa(2 * b.services * b.endpoints)
 	if err := b.clients(ctx); err != nil {
 		return err
 	}
