@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -226,26 +227,60 @@ func TestASilentClusterKeepsWhatItServes(t *testing.T) {
 	})
 }
 
+// importing lets the exports of aws be imported in some namespaces.
+func importing(namespaces ...string) func(*Config) {
+	return func(cfg *Config) {
+		for i := range cfg.Remotes {
+			if r := &cfg.Remotes[i]; r.Name == "aws" {
+				r.Imports = func(namespace string) bool { return slices.Contains(namespaces, namespace) }
+			}
+		}
+	}
+}
+
+// What a remote had exported goes when its namespace is refused, also if the remote never answers
+// after that.
+func TestNamespacesOfASilentRemoteAreRefused(t *testing.T) {
+	inClusterset(t, func(c *clusterset) {
+		for api, ip := range map[*kubetest.API]string{c.aws: "10.4.0.1", c.merit: "10.6.0.1"} {
+			c.put(api, svc("web"), ip)
+			c.export(api, "web", 10)
+		}
+		c.put(c.aws, svc("db"), "10.4.0.2")
+		c.export(c.aws, "db", 10)
+		i := c.start()
+		c.imported(c.gcp, "web", "aws 10.4.0.1:8080", "merit 10.6.0.1:8080")
+		c.imported(c.gcp, "db", "aws 10.4.0.2:8080")
+		i.stop()
+		c.aws.Stop()
+		i = c.start(importing("shop"))
+		time.Sleep(2 * firstImports)
+		c.imported(c.gcp, "web", "aws 10.4.0.1:8080", "merit 10.6.0.1:8080")
+		c.imported(c.gcp, "db", "aws 10.4.0.2:8080")
+		i.stop()
+		c.start(importing())
+		c.imported(c.gcp, "web", "merit 10.6.0.1:8080")
+		wait(t, "the end of db", func() error {
+			if c.gcp.Get("serviceimports", "shop", "db", &v1beta1.ServiceImport{}) {
+				return errors.New("it still exists")
+			}
+			return nil
+		})
+		c.aws.Start()
+	})
+}
+
 // A remote may export in some namespaces only.
 func TestExportsOfOtherNamespacesAreRefused(t *testing.T) {
 	inClusterset(t, func(c *clusterset) {
 		c.gcp.Put(t, "namespaces", &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system"}})
-		only := func(namespaces ...string) func(*Config) {
-			return func(cfg *Config) {
-				for i := range cfg.Remotes {
-					if r := &cfg.Remotes[i]; r.Name == "aws" {
-						r.Imports = func(namespace string) bool { return slices.Contains(namespaces, namespace) }
-					}
-				}
-			}
-		}
 		for api, ip := range map[*kubetest.API]string{c.aws: "10.4.0.1", c.merit: "10.6.0.1"} {
 			c.put(api, svc("web"), ip)
 			c.export(api, "web", 10)
 		}
 		put(t, c.aws, "kube-system", svc("dns", func(s *corev1.Service) { s.Labels = nil }), [2]string{"dns-1", "10.4.0.2"})
 		c.export(c.aws, "dns", 10, func(x *v1beta1.ServiceExport) { x.Namespace = "kube-system" })
-		i := c.start(only("shop"))
+		i := c.start(importing("shop"))
 		c.imported(c.gcp, "web", "aws 10.4.0.1:8080", "merit 10.6.0.1:8080")
 		refused := func(i *instance, want map[string][]string) {
 			t.Helper()
@@ -266,7 +301,7 @@ func TestExportsOfOtherNamespacesAreRefused(t *testing.T) {
 		refused(i, map[string][]string{"shop/web": nil, "kube-system/dns": {"aws"}})
 		// What was imported before goes when the setting changes.
 		i.stop()
-		i = c.start(only())
+		i = c.start(importing())
 		c.imported(c.gcp, "web", "merit 10.6.0.1:8080")
 		refused(i, map[string][]string{"shop/web": {"aws"}, "kube-system/dns": {"aws"}})
 		if all := kubetest.All[v1beta1.ServiceImport](c.gcp, "serviceimports", "kube-system"); len(all) > 0 {

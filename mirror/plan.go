@@ -74,17 +74,17 @@ func (s *state) claimsTo(name string, own *ObservedService) []claim {
 			add(claim{id: id, prefix: s.clusters[id.Cluster].prefix, created: svc.Created})
 		}
 	}
-	if own != nil && own.ours && own.global && GlobalName(own.id.Key) == name && len(s.missing(own.clusters, published.Merged)) > 0 {
+	if own != nil && own.ours && own.global && GlobalName(own.id.Key) == name && len(s.missing(own.clusters, published.Merged, own.id.Namespace)) > 0 {
 		add(claim{id: origin.ID{Key: own.id.Key}, prefix: globalPrefix})
 	}
 	slices.SortFunc(all, compareClaims)
 	return all
 }
 
-// missing returns the clusters of which it isn't known what they publish.
-func (s *state) missing(clusters []string, k published.Kind) (all []string) {
+// missing returns the clusters of which it isn't known what they publish of a namespace.
+func (s *state) missing(clusters []string, k published.Kind, namespace string) (all []string) {
 	for _, c := range clusters {
-		if why, _ := s.unknown(c, k); why != "" {
+		if why, _ := s.unknown(c, k, namespace); why != "" {
 			all = append(all, c)
 		}
 	}
@@ -135,7 +135,7 @@ func (b *builder) merge(kind published.Kind, running *mcs.Import, places []mcs.P
 	places = s.places(places)
 	e := mcs.Exports{Local: s.localCluster().name, Places: places, Running: running, Now: s.now, ByName: kind == published.Merged}
 	if running != nil {
-		e.Unknown = s.missing(mcs.Exporting(places), kind)
+		e.Unknown = s.missing(mcs.Exporting(places), kind, k.Namespace)
 	}
 	parts := map[string]*part{}
 	for _, id := range s.order {
@@ -287,7 +287,7 @@ func (s *state) hold(o *ObservedService, want *Service) (why string, until time.
 			return "", time.Time{}
 		}
 		for _, cluster := range o.clusters {
-			if why, until = s.unknown(cluster, published.Merged); why != "" {
+			if why, until = s.unknown(cluster, published.Merged, o.id.Namespace); why != "" {
 				return "global service of " + why, until
 			}
 		}
@@ -297,9 +297,9 @@ func (s *state) hold(o *ObservedService, want *Service) (why string, until time.
 	if wanted && want.Origin.Cluster == cluster {
 		return "", time.Time{}
 	}
-	why, until = s.unknown(cluster, published.Mirrored)
+	why, until = s.unknown(cluster, published.Mirrored, o.id.Namespace)
 	if why == "" && o.id.Cluster != "" {
-		why, until = s.unknown(o.id.Cluster, published.Mirrored) // another cluster may have its prefix by now
+		why, until = s.unknown(o.id.Cluster, published.Mirrored, o.id.Namespace) // another cluster may have its prefix by now
 	}
 	if why == "" {
 		return "", time.Time{}
@@ -326,7 +326,7 @@ func (s *state) holdImport(o *ObservedImport, want *Service) (why string, until 
 	}
 	if o != nil && o.ours && want.Absent {
 		for _, cluster := range mcs.Exporting(o.places) {
-			if why, until = s.unknown(cluster, published.Exported); why != "" {
+			if why, until = s.unknown(cluster, published.Exported, o.key.Namespace); why != "" {
 				return "import of " + why, until
 			}
 		}

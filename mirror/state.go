@@ -239,11 +239,11 @@ func (s *state) wait(imports, removals time.Time) {
 	s.importAfter, s.removeAt = imports, removals
 }
 
-// unknown returns why it isn't known what a cluster publishes: it hasn't synced since start, or the
-// cluster is no longer configured, until the time returned. Empty: it is known.
-func (s *state) unknown(cluster string, k published.Kind) (why string, until time.Time) {
+// unknown returns why it isn't known what a cluster publishes of a namespace: it hasn't synced since
+// start, or the cluster is no longer configured, until the time returned. Empty: it is known.
+func (s *state) unknown(cluster string, k published.Kind, namespace string) (why string, until time.Time) {
 	switch set := s.sets[published.ID{Cluster: cluster, Kind: k}]; {
-	case set != nil && !set.Synced:
+	case set != nil && !set.Synced && !set.Refuses(namespace):
 		return cluster + ", which has not synced since start", time.Time{}
 	case set == nil && !s.removal(cluster).IsZero():
 		return cluster + ", which is no longer configured", s.removal(cluster)

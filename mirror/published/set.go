@@ -104,7 +104,7 @@ func (s *Set) Service(k origin.Key) *origin.Service {
 		return nil
 	case k.Namespace == s.Home:
 		return &origin.Service{Key: k, Export: export, Reject: RejectHome}
-	case s.Imports != nil && !s.Imports(k.Namespace):
+	case s.Refuses(k.Namespace):
 		return &origin.Service{Key: k, Export: export, Reject: RejectNamespace}
 	case mcs.IsDerivedName(k.Name):
 		return &origin.Service{Key: k, Export: export, Reject: RejectDerived}
@@ -117,6 +117,11 @@ func (s *Set) Service(k origin.Key) *origin.Service {
 		exported.Reject = "the cluster calls itself " + export.Cluster + ", and is configured here as " + s.Cluster
 	}
 	return &exported
+}
+
+// Refuses reports whether nothing of a namespace is published, whatever the cluster has there.
+func (s *Set) Refuses(namespace string) bool {
+	return s.Kind == Exported && s.Imports != nil && !s.Imports(namespace)
 }
 
 // Has reports whether Service returns one.
