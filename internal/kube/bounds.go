@@ -24,8 +24,8 @@ type Bounds struct {
 // Bounds of everything that a remote sends, independent of the configuration.
 const (
 	// maxObject is the maximum size of one object, or one watch event, in bytes. etcd
-	// allows 1.5 MiB by default, and JSON is larger.
-	maxObject = 3 << 20
+	// allows 1.5 MiB by default, and API servers write some characters as 6 bytes of JSON.
+	maxObject = 10 << 20
 	// maxErrorBody is the maximum size of an error response in bytes.
 	maxErrorBody = 64 << 10
 	// maxListHead is the maximum size of a list without its items, in bytes.

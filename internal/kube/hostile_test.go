@@ -88,7 +88,7 @@ func attacks() []attack {
 		{name: "gzip bomb", list: bomb, media: typeJSON, header: gzipped, want: "compressed body"},
 		{name: "endless list", list: numbered(listJSON, func(i int) string { return hostileNode(i, `"spec":{}`) + "," }), media: typeJSON, want: "objects, twice the maximum"},
 		{name: "endless list of nothing", list: endless(listJSON, "{},"), media: typeJSON, want: "objects, twice the maximum"},
-		{name: "list of endless item", list: endless(listJSON+`{"metadata":{"name":"`, "x"), media: typeJSON, want: "object of more than 3145728 bytes"},
+		{name: "list of endless item", list: endless(listJSON+`{"metadata":{"name":"`, "x"), media: typeJSON, want: "object of more than 10485760 bytes"},
 		{name: "list of endless metadata", list: endless(`{"kind":"NodeList","metadata":{"resourceVersion":"`, "x"), media: typeJSON, want: "of more than"},
 		{name: "endless fields beside the items", list: endless(`{"a":1`, `,"a":"`+strings.Repeat("x", 1000)+`"`), media: typeJSON, want: "response of more than"},
 		{name: "large objects to be kept", list: numbered(listJSON, func(i int) string {

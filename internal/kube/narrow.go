@@ -15,7 +15,7 @@ import (
 
 // What is read of the objects of other clusters. The JSON decoder skips all other fields, so
 // that an object takes little more memory than its text, whatever a hostile cluster sends: a
-// list, the only type here whose elements may be much larger than their text, is a many.
+// list, whose elements may be much larger than their text, is a many, and a map a texts.
 
 type nodeRead struct {
 	Metadata metadata `json:"metadata"`
@@ -90,8 +90,8 @@ func (s *serviceRead) object() runtime.Object {
 type exportRead struct {
 	Metadata metadata `json:"metadata"`
 	Spec     struct {
-		ExportedLabels      map[string]string `json:"exportedLabels"`
-		ExportedAnnotations map[string]string `json:"exportedAnnotations"`
+		ExportedLabels      texts `json:"exportedLabels"`
+		ExportedAnnotations texts `json:"exportedAnnotations"`
 	} `json:"spec"`
 	Status struct {
 		Conditions many[metav1.Condition] `json:"conditions"`
@@ -120,15 +120,15 @@ func (s *sliceRead) object() runtime.Object {
 }
 
 type metadata struct {
-	Name              string            `json:"name"`
-	Namespace         string            `json:"namespace"`
-	UID               types.UID         `json:"uid"`
-	ResourceVersion   string            `json:"resourceVersion"`
-	Generation        int64             `json:"generation"`
-	CreationTimestamp metav1.Time       `json:"creationTimestamp"`
-	DeletionTimestamp *metav1.Time      `json:"deletionTimestamp"`
-	Labels            map[string]string `json:"labels"`
-	Annotations       map[string]string `json:"annotations"`
+	Name              string       `json:"name"`
+	Namespace         string       `json:"namespace"`
+	UID               types.UID    `json:"uid"`
+	ResourceVersion   string       `json:"resourceVersion"`
+	Generation        int64        `json:"generation"`
+	CreationTimestamp metav1.Time  `json:"creationTimestamp"`
+	DeletionTimestamp *metav1.Time `json:"deletionTimestamp"`
+	Labels            texts        `json:"labels"`
+	Annotations       texts        `json:"annotations"`
 }
 
 func (m *metadata) object() metav1.ObjectMeta {
@@ -154,6 +154,18 @@ func (m *many[T]) UnmarshalJSON(text []byte) error {
 		return errTooMany
 	}
 	return json.Unmarshal(text, (*[]T)(m))
+}
+
+// texts is a map with at most as many elements as a many. API servers accept 256 KiB of annotations,
+// in which quotes may be escaped.
+type texts map[string]string
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (t *texts) UnmarshalJSON(text []byte) error {
+	if bytes.Count(text, []byte{'"'}) > 4*maxCommas {
+		return errTooMany
+	}
+	return json.Unmarshal(text, (*map[string]string)(t))
 }
 
 // ReadNodes returns a reader of nodes. The client is that of the cluster; see ListWatch.
