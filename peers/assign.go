@@ -54,10 +54,10 @@ type assignment struct {
 	places []place
 	at     map[netip.Prefix]int // index of places
 	nodes  []*Node              // by age
-	// bounded is set if more prefixes are claimed than Rules.MaxAllowedIPs, undecided if there are
-	// places and what the control plane allocated to some nodes isn't known. Then nothing new is
-	// assigned that rule 2 may decide about.
-	bounded, undecided bool
+	// bounded is set if more prefixes are claimed than Rules.MaxAllowedIPs, bare if what the control
+	// plane allocated to some nodes isn't known. Then nothing new is assigned that rule 2 may decide
+	// about, and undecided is set if there is such a prefix.
+	bounded, bare, undecided bool
 }
 
 // place is a prefix that nodes claim.
@@ -97,7 +97,7 @@ func newAssignment(before Accepted, nodes []*Node, sound []bool, rules *Rules) *
 		s.places = nil
 		return s
 	}
-	s.undecided = slices.ContainsFunc(nodes, func(n *Node) bool { return n.Bare })
+	s.bare = slices.ContainsFunc(nodes, func(n *Node) bool { return n.Bare })
 	s.at = make(map[netip.Prefix]int, len(s.places))
 	for i := range s.places {
 		s.at[s.places[i].prefix] = i
@@ -112,7 +112,10 @@ func newAssignment(before Accepted, nodes []*Node, sound []bool, rules *Rules) *
 	for _, c := range claims {
 		at := s.at[c.prefix]
 		switch {
-		case c.rule != ruleAccepted && !sound[c.node], s.bounded && left == 0, c.rule == ruleOlder && s.waits(at), s.taken(at) >= 0:
+		case c.rule != ruleAccepted && !sound[c.node], s.bounded && left == 0, s.taken(at) >= 0:
+			continue
+		case c.rule == ruleOlder && s.waits(at):
+			s.undecided = true
 			continue
 		}
 		left--
@@ -161,7 +164,7 @@ func (s *assignment) place(claims []claim) (overlap bool) {
 
 // waits reports whether a place isn't assigned by age until what the control plane allocated is known.
 func (s *assignment) waits(at int) bool {
-	return s.undecided && (s.bounded || s.places[at].contested) && !s.rules.borrowed(s.places[at].prefix)
+	return s.bare && (s.bounded || s.places[at].contested) && !s.rules.borrowed(s.places[at].prefix)
 }
 
 // taken returns the place with a holder that a place is, contains, or lies in; -1: none.

@@ -100,6 +100,19 @@ func TestMetadataGivesNothingElse(t *testing.T) {
 	}
 }
 
+// TestDuplicateAddressIsDecidedOnMetadata has two nodes publish one single address, as one that is lost and
+// its successor do.
+func TestDuplicateAddressIsDecidedOnMetadata(t *testing.T) {
+	rules := borrowing()
+	nodes := []*Node{node(1, with("10.4.1.0/24", "10.4.9.9/32"), aged(2)), node(2, with("10.4.2.0/24", "10.4.9.9/32"), aged(1))}
+	for _, n := range nodes {
+		n.Bare = true
+	}
+	if _, _, accepted := DesiredAfter(Accepted{}, nodes, rules); accepted.undecided {
+		t.Error("all nodes are to be read whole")
+	}
+}
+
 // borrowedOnly reports whether others overlap a prefix only by single addresses inside it, or
 // by prefixes around it if it is one itself: the longest prefix decides then.
 func borrowedOnly(nodes []*Node, owner string, p netip.Prefix) bool {
