@@ -57,6 +57,11 @@ func TestNodeForReadsTheAnnotation(t *testing.T) {
 			t.Errorf("of %.40q: %v, %v, %q", text, kept, n.Published, n.PodCIDRs)
 		}
 	}
+	impossible := object(nil)
+	impossible.Name = strings.Repeat("<", 253)
+	if _, kept := NodeFor("aws", 4, nil)(impossible); kept {
+		t.Error("a node is kept whose name no API server accepts")
+	}
 	text := "10.4.7.0/26"
 	much := object(&text)
 	much.Spec.PodCIDRs = slices.Repeat(much.Spec.PodCIDRs, 1000)

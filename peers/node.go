@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/tunnel"
@@ -134,7 +135,8 @@ func Suffices(local string) func(*metav1.PartialObjectMetadata) bool {
 	}
 }
 
-// trimmer returns a function that trims a node with given as its spec.podCIDRs.
+// trimmer returns a function that trims a node with given as its spec.podCIDRs. No API server has a node
+// whose name isn't a DNS subdomain: in reports of paths such names would grow when they are encoded.
 func trimmer(local string, maxPrefixes int) func(n *metav1.ObjectMeta, given []string, bare bool) (*Node, bool) {
 	key, endpoint := PublicKeyAnnotation(local), EndpointAnnotation(local)
 	return func(n *metav1.ObjectMeta, given []string, bare bool) (*Node, bool) {
@@ -145,7 +147,7 @@ func trimmer(local string, maxPrefixes int) func(n *metav1.ObjectMeta, given []s
 			Endpoint:  shorten(n.Annotations[endpoint]),
 			Bare:      bare,
 		}
-		if node.PublicKey == "" && node.Endpoint == "" {
+		if node.PublicKey == "" && node.Endpoint == "" || len(validation.IsDNS1123Subdomain(node.Name)) > 0 {
 			return nil, false
 		}
 		texts, published := publishedPrefixes(n, maxPrefixes+1)
