@@ -304,6 +304,37 @@ func TestRemovalsThatAdmissionRefuses(t *testing.T) {
 	}
 }
 
+// TestRemovalsThatHang has requests that are never answered. Those for other objects of the set come
+// after them.
+func TestRemovalsThatHang(t *testing.T) {
+	for name, c := range map[string]struct {
+		hung  string
+		drop  string
+		after time.Duration
+		want  map[string]string
+	}{
+		"patch of one object":     {kubetest.Patch, "1", removalPatience, map[string]string{"gcp-ns-a": "10.4.0.2/32", "gcp-ns-a-2": "10.4.0.3/32 10.4.0.4/32"}},
+		"patches of both objects": {kubetest.Patch, "13", 2 * removalPatience, map[string]string{"gcp-ns-a": "10.4.0.2/32", "gcp-ns-a-2": "10.4.0.4/32"}},
+		"deletions":               {kubetest.Delete, "1234", 2 * removalPatience, map[string]string{"gcp-ns-a": "", "gcp-ns-a-2": ""}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := startRig(t, kubetest.NewAPI(), func(cfg *Config) { cfg.ShardSize = 2 })
+				for n := 1; n <= 4; n++ {
+					r.put(t, fmt.Sprint(n), "a", fmt.Sprintf("10.4.0.%d", n))
+					elapse(time.Second)
+				}
+				r.sets.Hook(func(h *kubetest.Hooks) { h.Silent = func(q kubetest.Request) bool { return q.Verb == c.hung } })
+				for _, pod := range c.drop {
+					r.drop(string(pod))
+				}
+				elapse(c.after + 100*time.Millisecond)
+				r.wantSets(t, c.want)
+			})
+		})
+	}
+}
+
 // TestSetWhoseNetsAreDropped has a server whose schema lacks a field.
 func TestSetWhoseNetsAreDropped(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -18,15 +18,15 @@ type removals struct {
 
 func newRemovals() *removals { return &removals{failing: map[string]time.Time{}} }
 
-// failed records that a write failed which removes something, and reports whether these have
-// failed for removalPatience.
-func (r *removals) failed(name string, now time.Time) bool {
+// failed records that a write failed which removes something, and began at a time. It reports
+// whether these have failed for removalPatience.
+func (r *removals) failed(name string, began time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.failing[name].IsZero() {
-		r.failing[name] = now
+		r.failing[name] = began
 	}
-	return now.Sub(r.failing[name]) >= removalPatience
+	return time.Since(r.failing[name]) >= removalPatience
 }
 
 // over records that an object was written, is as desired, or gone.

@@ -97,7 +97,8 @@ type writer struct {
 }
 
 // change makes one change. An address that must be removed is removed even if no patch is
-// admitted, because another pod may have it.
+// admitted, because another pod may have it. Patches that remove have removalPatience, and so has a
+// deletion: one that isn't answered leaves time for what is tried next.
 //
 //	| the patch                                   | then                           |
 //	| ------------------------------------------- | ------------------------------ |
@@ -119,15 +120,21 @@ func (w *writer) change(ctx context.Context, c Change) error {
 	case c.Have == nil:
 		return w.create(ctx, c)
 	}
-	err := w.patch(ctx, c)
-	if err == nil || errors.Is(err, keep.ErrOutdated) || !c.removes() {
+	if !c.removes() {
+		return w.patch(ctx, c)
+	}
+	began := time.Now()
+	patching, cancel := context.WithTimeout(ctx, removalPatience)
+	defer cancel()
+	err := w.patch(patching, c)
+	if err == nil || errors.Is(err, keep.ErrOutdated) {
 		return err
 	}
 	if !kube.Refused(err) {
-		if !w.c.removals.failed(c.Name, time.Now()) {
+		if !w.c.removals.failed(c.Name, began) {
 			return err
 		}
-	} else if less := c.less(); len(less.Addrs) > 0 && len(less.Addrs) < len(c.Want.Addrs) && w.patch(ctx, Change{c.Name, c.Have, less}) == nil {
+	} else if less := c.less(); len(less.Addrs) > 0 && len(less.Addrs) < len(c.Want.Addrs) && w.patch(patching, Change{c.Name, c.Have, less}) == nil {
 		return err
 	}
 	if deleteErr := w.delete(ctx, Change{Name: c.Name, Have: c.Have}); deleteErr != nil {
@@ -180,6 +187,8 @@ func (w *writer) create(ctx context.Context, c Change) error {
 }
 
 func (w *writer) delete(ctx context.Context, c Change) error {
+	ctx, cancel := context.WithTimeout(ctx, removalPatience)
+	defer cancel()
 	uid := types.UID(c.Have.UID)
 	err := w.client.Delete(ctx, c.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &c.Have.ResourceVersion},
