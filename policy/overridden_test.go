@@ -304,6 +304,38 @@ func TestRemovalsThatAdmissionRefuses(t *testing.T) {
 	}
 }
 
+// TestRemovalDoesntWaitForRefusedAdditions ends a pod while additions to its set are in back-off, which
+// further ones don't shorten.
+func TestRemovalDoesntWaitForRefusedAdditions(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := startRig(t, kubetest.NewAPI(), func(cfg *Config) { cfg.Remotes[0].StaleAfter = 3 * time.Second })
+		r.put(t, "1", "a", "10.4.0.1")
+		r.put(t, "2", "a", "10.4.0.2")
+		elapse(time.Second)
+		admit(r.sets, func(_ string, set *unstructured.Unstructured) *metav1.Status {
+			if nets, _, _ := unstructured.NestedStringSlice(set.Object, "spec", "nets"); len(nets) > 1 && nets[len(nets)-1] > "10.4.0.2/32" {
+				return kubetest.Failure(http.StatusForbidden, metav1.StatusReasonForbidden)
+			}
+			return nil
+		})
+		before := len(writes(r.sets))
+		for n := range 1000 {
+			r.put(t, "3", "a", fmt.Sprintf("10.4.0.%d", 3+n%6))
+			elapse(100 * time.Millisecond)
+		}
+		if n := len(writes(r.sets)) - before; n > 30 {
+			t.Errorf("%d writes in 100 s, want a few", n)
+		}
+		r.drop("1")
+		elapse(2 * writeSpacing)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.2/32"})
+		elapse(time.Minute)
+		r.pods["gcp"].Stop()
+		elapse(4 * time.Second)
+		r.wantSets(t, map[string]string{"gcp-ns-a": ""})
+	})
+}
+
 // TestRemovalsThatHang has requests that are never answered. Those for other objects of the set come
 // after them.
 func TestRemovalsThatHang(t *testing.T) {

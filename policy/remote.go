@@ -87,10 +87,13 @@ func (r *remote) pass(ctx context.Context) error {
 	stale := r.feed.Stale()
 	changes, synced := r.feed.Changes()
 	now := time.Now()
-	var lost, got []Identity
+	var remove, lost, got []Identity
 	r.mu.Lock()
 	for i := range changes {
 		from, to := r.pods.update(changes[i].Before, changes[i].After)
+		if len(from) > 0 && r.removes(from[0], &changes[i]) {
+			remove, from = append(remove, from...), nil
+		}
 		lost, got = append(lost, from...), append(got, to...)
 	}
 	all := r.all.Swap(false) || stale != r.stale || synced != r.synced || r.ResyncPeriod > 0 && now.Sub(r.compared) >= r.ResyncPeriod
@@ -103,10 +106,28 @@ func (r *remote) pass(ctx context.Context) error {
 	if all {
 		lost, got = r.everything()
 	}
+	if r.stale && !before {
+		remove, lost = lost, nil
+	}
 	r.mu.Unlock()
+	if w := r.c.term(); w != nil {
+		w.AddNow(remove...) // Additions of these that fail don't delay it.
+	}
 	r.c.enqueue(lost...)
 	r.c.enqueue(got...)
 	return nil
+}
+
+// removes reports whether objects of the set that a pod was in have an address that it no longer
+// has there. Callers hold mu.
+func (r *remote) removes(id Identity, pod *kube.Change[Pod]) bool {
+	had, _ := r.pods.rules.admit(pod.Before)
+	var has []netip.Addr
+	if pod.After != nil && r.pods.identity(pod.After) == id {
+		has, _ = r.pods.rules.admit(pod.After)
+	}
+	have := r.c.objects(id)
+	return slices.ContainsFunc(had, func(addr netip.Addr) bool { return !slices.Contains(has, addr) && holds(have, addr) })
 }
 
 // everything returns all sets of the remote, those with objects first, and none that wait for

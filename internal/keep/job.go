@@ -24,6 +24,8 @@ type job[K comparable] struct {
 	asked    time.Time     // when it is to run; zero: not added
 	since    time.Time     // when it was first added after its last success
 	earliest time.Time     // end of spacing and back-off
+	spaced   time.Time     // end of spacing
+	now      bool          // added by AddNow while it runs: no back-off follows
 	started  time.Time     // zero: not running
 	waited   time.Duration // since it was due
 	waits    bool          // the last Apply returned ErrWaits
@@ -84,7 +86,7 @@ func (j *job[K]) finish(ctx context.Context, key K, err error) {
 		err = nil
 	default:
 		j.kind = ""
-		if again := time.Now().Add(t.retries.When(key)); again.After(j.earliest) {
+		if again := time.Now().Add(t.retries.When(key)); !j.now && again.After(j.earliest) {
 			j.earliest = again
 		}
 		j.ask(j.earliest)
@@ -92,6 +94,7 @@ func (j *job[K]) finish(ctx context.Context, key K, err error) {
 			j.err, j.kind = err, reason(err)
 		}
 	}
+	j.now = false
 	t.failures.move(ctx, before, j.kind, err, "reason", j.kind, "key", key)
 }
 

@@ -18,7 +18,7 @@ import (
 //   - Calls for one key don't overlap; calls for different keys do.
 //   - It may be called without a difference. Then it writes nothing.
 //   - After an error it is called again with back-off, also if the key is added again
-//     meanwhile.
+//     meanwhile, except by AddNow.
 //   - If a key has several objects, it continues after a failure, and joins the errors: a
 //     failed addition doesn't block a removal.
 //   - An error that wraps [ErrOutdated] means that the observed state was outdated, and has
@@ -139,10 +139,16 @@ func NewWriter[K comparable](cfg WriterConfig[K]) *Writer[K] {
 
 // Add schedules Apply for keys, after spacing and back-off. A key whose Apply is running is
 // scheduled again after it.
-func (w *Writer[K]) Add(keys ...K) { w.AddAfter(0, keys...) }
+func (w *Writer[K]) Add(keys ...K) { w.add(0, false, keys) }
 
 // AddAfter schedules Apply for keys after a wait, or earlier if they are added again.
-func (w *Writer[K]) AddAfter(wait time.Duration, keys ...K) {
+func (w *Writer[K]) AddAfter(wait time.Duration, keys ...K) { w.add(wait, false, keys) }
+
+// AddNow schedules Apply for keys after spacing, without a wait for the end of a back-off: what
+// they must remove isn't what has failed. If Apply fails again, the back-off continues.
+func (w *Writer[K]) AddNow(keys ...K) { w.add(0, true, keys) }
+
+func (w *Writer[K]) add(wait time.Duration, now bool, keys []K) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.ended {
@@ -156,6 +162,9 @@ func (w *Writer[K]) AddAfter(wait time.Duration, keys ...K) {
 			w.jobs[key] = j
 		}
 		j.ask(due)
+		if now {
+			j.earliest, j.now = j.spaced, !j.started.IsZero()
+		}
 		if j.started.IsZero() {
 			j.enqueue(key)
 		}
@@ -247,7 +256,8 @@ func (w *Writer[K]) run(ctx context.Context, key K, j *job[K]) {
 	spacing := w.cfg.Spacing(key)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	j.earliest, j.started = j.started.Add(spacing), time.Time{}
+	j.spaced = j.started.Add(spacing)
+	j.earliest, j.started = j.spaced, time.Time{}
 	if counts {
 		j.finish(ctx, key, err)
 		j.enqueue(key)

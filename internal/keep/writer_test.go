@@ -228,6 +228,29 @@ func TestWriterBacksOffAndEventsDoNotBypassIt(t *testing.T) {
 	})
 }
 
+// TestAddNowEndsTheBackOffOnce adds a key during its back-off, and while it fails.
+func TestAddNowEndsTheBackOffOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, WriterConfig[string]{RetryMin: 10 * time.Second, RetryMax: time.Minute, Spacing: func(string) time.Duration { return 2 * time.Second }})
+		b.set(func(ctx context.Context, key string) error {
+			return errors.Join(errors.New("no"), slowly(time.Second)(ctx, key))
+		})
+		b.Add("x/a")
+		pass(1500 * time.Millisecond)
+		b.Add("x/a")
+		b.AddNow("x/a")
+		pass(4 * time.Second)
+		wantCalls(t, b, "x/a@0s", "x/a@2s")
+		b.AddNow("x/a")
+		pass(500 * time.Millisecond)
+		b.AddNow("x/a")
+		pass(10 * time.Second)
+		wantCalls(t, b, "x/a@5.5s", "x/a@7.5s")
+		pass(2 * time.Minute)
+		wantCalls(t, b, "x/a@1m8.5s", "x/a@2m9.5s")
+	})
+}
+
 func TestWriterAppliesTheLatestState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := start(t, WriterConfig[string]{RetryMin: time.Second})
