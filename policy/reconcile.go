@@ -76,15 +76,23 @@ func (c *Controller) objects(id Identity) map[string]*Observed {
 	return have
 }
 
-// compare returns the existing and the desired objects of a set. Both are empty until the pods
-// are synced, so that existing objects stay.
+// compare returns the existing and the desired objects of a set. Until the pods are synced these are
+// only objects with what the configuration doesn't allow, so that all others stay.
 func (r *remote) compare(id Identity) (have map[string]*Observed, want []Object, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.synced && !r.stale {
-		return nil, nil, nil
-	}
 	have = r.c.objects(id)
+	if !r.synced && !r.stale {
+		for name, o := range have {
+			addrs := slices.DeleteFunc(slices.Clone(o.Addrs), func(addr netip.Addr) bool { return !r.pods.rules.inside(addr) })
+			if !o.Ranges && len(addrs) == len(o.Addrs) {
+				delete(have, name)
+				continue
+			}
+			want = append(want, Object{Name: name, Identity: id, Addrs: addrs})
+		}
+		return have, want, nil
+	}
 	v := View{ID: id, Stale: r.stale, Have: have, Taken: func(name string) bool { return r.taken(id, name) }, Size: r.c.ShardSize}
 	if !r.stale {
 		v.Addrs = r.pods.addresses(id)

@@ -471,6 +471,37 @@ func TestStaleSetsRecoverWithAList(t *testing.T) {
 	})
 }
 
+// TestNarrowedSubnetsHoldWhileARemoteIsUnreachable starts with sets of an earlier run, whose pod
+// subnets were wider, while the remote's API server doesn't answer.
+func TestNarrowedSubnetsHoldWhileARemoteIsUnreachable(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		sets := kubetest.NewAPI()
+		putSet(t, sets, networkSetNamed("a", labelsOf("a"), "10.4.0.1/32", "10.9.0.1/32"))
+		putSet(t, sets, networkSetNamed("b", labelsOf("b"), "10.4.0.2/32", "10.4.1.0/24"))
+		putSet(t, sets, networkSetNamed("c", labelsOf("c"), "10.9.0.3/32"))
+		putSet(t, sets, networkSetNamed("d", labelsOf("d"), "10.4.0.4/32"))
+		var pods *kubetest.API
+		r := startRig(t, sets, func(cfg *Config) {
+			pods = kubetest.NewAPI()
+			pods.Stop()
+			client, err := kube.NewClient(pods.Config())
+			if err != nil {
+				t.Fatal(err)
+			}
+			cfg.Remotes[0].Client = func() (kube.Client, error) { return client, nil }
+			cfg.Remotes[0].Rules.Subnets = []netip.Prefix{netip.MustParsePrefix("10.4.0.0/16")}
+		})
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32", "gcp-ns-b": "10.4.0.2/32", "gcp-ns-c": "", "gcp-ns-d": "10.4.0.4/32"})
+		if n := len(writes(sets)); n != 3 {
+			t.Errorf("%d writes, want 3: %v", n, writes(sets))
+		}
+		pods.Put(t, "pods", podObject("ns", "p", "a", corev1.PodRunning, "10.4.0.1"))
+		pods.Start()
+		elapse(time.Minute)
+		r.wantSets(t, map[string]string{"gcp-ns-a": "10.4.0.1/32"})
+	})
+}
+
 func TestSetsOfAClusterThatIsNotConfiguredAreRemovedAfterAGrace(t *testing.T) {
 	stray := func(name, cluster string) *calico.GlobalNetworkSet {
 		s := networkSetNamed(name, labelsOf(name), "10.9.0.1/32")
