@@ -23,6 +23,8 @@ const (
 	// restShare is reconcile.Config.RestShare: a remote that changes constantly uses at most
 	// a fifth of a processor.
 	restShare = 4
+	// quietPeriod is the minimum interval between two warnings that pods are skipped for one reason.
+	quietPeriod = time.Minute
 )
 
 // RemoteConfig describes one remote cluster.
@@ -58,12 +60,13 @@ type remote struct {
 	stale    bool
 	compared time.Time // of the last full comparison
 	reported map[Reason]bool
+	warned   map[Reason]time.Time // last
 }
 
 func newRemote(cfg RemoteConfig, c *Controller) *remote {
 	r := &remote{
 		RemoteConfig: cfg, c: c, log: c.Logger.With("cluster", cfg.Rules.Cluster), trigger: reconcile.NewTrigger(),
-		pods: newPodIndex(cfg.Rules), quota: newQuota(&cfg.Rules), reported: map[Reason]bool{},
+		pods: newPodIndex(cfg.Rules), quota: newQuota(&cfg.Rules), reported: map[Reason]bool{}, warned: map[Reason]time.Time{},
 	}
 	r.server = kube.NewServer(kube.ServerConfig{
 		Cluster: cfg.Rules.Cluster, StaleAfter: cfg.StaleAfter, Ping: kube.Ping(cfg.Client), Logger: c.Logger,
@@ -145,7 +148,7 @@ func (r *remote) everything() (existing, others []Identity) {
 }
 
 // report logs changes: when the remote becomes stale or recovers, and when the first and the
-// last pod is skipped for a reason. Callers hold mu.
+// last pod is skipped for a reason, unless it was within quietPeriod. Callers hold mu.
 func (r *remote) report(ctx context.Context, stale bool) {
 	switch {
 	case r.stale && !stale:
@@ -156,8 +159,8 @@ func (r *remote) report(ctx context.Context, stale bool) {
 	for _, reason := range abnormal {
 		is := len(r.pods.skipped[reason]) > 0 || len(r.quota.short[reason]) > 0
 		switch {
-		case is && !r.reported[reason]:
-			r.reported[reason] = true
+		case is && !r.reported[reason] && time.Since(r.warned[reason]) >= quietPeriod:
+			r.reported[reason], r.warned[reason] = true, time.Now()
 			skipped := r.skipped(reason)
 			r.log.WarnContext(ctx, "pods or some of their addresses are in no set", "reason", reason, "pods", skipped.Pods, "examples", skipped.Examples)
 		case !is && r.reported[reason]:

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -45,6 +46,21 @@ func TestSetsBeyondTheBoundsAreNotCompared(t *testing.T) {
 	if len(existing) != most || len(others) != most {
 		t.Errorf("%d existing sets and %d others are compared, want those within bounds", len(existing), len(others))
 	}
+}
+
+// TestSkippedPodsDontFloodTheLog has a pod whose address is invalid and valid in turn.
+func TestSkippedPodsDontFloodTheLog(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := startRig(t, kubetest.NewAPI(), nil)
+		for n := range 150 {
+			r.put(t, "p", "a", []string{"10.4.0.1", "127.0.0.1"}[n%2])
+			elapse(time.Second)
+		}
+		log := r.log.String()
+		if warned, ended := strings.Count(log, "in no set"), strings.Count(log, "no pods are skipped"); warned != 3 || ended != 3 {
+			t.Errorf("%d warnings in 150 s, and %d ends, want 3 of each:\n%s", warned, ended, log)
+		}
+	})
 }
 
 // TestCreatedObjectsAreObservedBeforeTheWatch compares a set several times after its objects were

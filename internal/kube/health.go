@@ -19,8 +19,8 @@ const (
 	verbWatch = "watch"
 )
 
-// quietPeriod is the minimum interval between two warnings about one failing watch whose
-// error keeps changing, as that of a TCP connection does with its port.
+// quietPeriod is the minimum interval between two warnings about one watch whose error keeps
+// changing, as that of a TCP connection does with its port, or that is at its bounds again and again.
 const quietPeriod = time.Minute
 
 // health is the state of the requests of one watch: up to when its objects are current,

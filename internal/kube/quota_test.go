@@ -332,8 +332,11 @@ func TestRemoteWithTooManyObjects(t *testing.T) {
 				b.api.remove(n)
 			}
 			eventually(t, "room", func() bool { return b.watch.OverQuota() == nil && len(b.nodes()) == 0 })
+			for n := range 4 { // Again and again: no more lines.
+				b.watch.rejectedChanged(n % 2)
+			}
 			b.stop()
-			if log := b.log.String(); strings.Count(log, "too many objects") != 1 || strings.Count(log, "no more objects are rejected") != 1 {
+			if log := b.log.String(); strings.Count(log, `level=WARN msg="too many objects"`) != 1 || strings.Count(log, "no more objects are rejected") != 1 {
 				t.Errorf("log:\n%s", log)
 			}
 			b.wantSeries(t, "remote_synced", `cluster="gcp",kind="nodes"`, "1")

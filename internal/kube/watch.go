@@ -92,7 +92,7 @@ func NewWatch[T any](cfg WatchConfig[T]) *Watch[T] {
 	w.health = newHealth(cfg.Server, w.series, cfg.Logger)
 	w.full = errlog.Log{
 		Logger: cfg.Logger, Level: slog.LevelWarn, Failing: "too many objects", Over: "no more objects are rejected",
-		Kind: func(error) string { return "" }, // one line, whatever the number
+		Kind: func(error) string { return "" }, Quiet: quietPeriod, // one line, whatever the number
 	}
 	w.store = newStore(cfg.Equal, newQuota(cfg.Kind, cfg.Bounds), w.changed)
 	w.store.rejectedChanged = w.rejectedChanged
