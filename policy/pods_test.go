@@ -120,19 +120,30 @@ func TestBoundsHoldWhateverHappens(t *testing.T) {
 			var after *Pod
 			if random.IntN(3) > 0 {
 				p := podWith(name, string(rune('a'+random.IntN(8))), fmt.Sprintf("10.4.0.%d", random.IntN(12)))
+				p.Namespace = string(rune('x' + random.IntN(3)))
 				after = &p
 			}
 			before, _ := count()
-			b.update(pods[name], after)
+			lost, _ := b.pods.update(pods[name], after)
 			if pods[name] = after; after == nil {
 				delete(pods, name)
 			}
 			existing, others := b.remote.everything()
-			ids := slices.Concat(existing, others)
+			ids := slices.Concat(lost, existing, others)
+			for _, id := range lost {
+				b.write(id)
+			}
 			for range min(20, 20*len(ids)) {
 				b.write(ids[random.IntN(len(ids))])
-				if sets, total := count(); len(sets) > 3 || total > 6 {
-					t.Fatalf("seed %d: %d sets, %d addresses", seed, len(sets), total)
+				sets, total := count()
+				of := map[string]usage{}
+				for id, addrs := range sets {
+					of[id.Namespace] = usage{of[id.Namespace].sets + 1, of[id.Namespace].addresses + len(addrs)}
+				}
+				for _, n := range of {
+					if len(sets) > 3 || total > 6 || n.sets > 2 || n.addresses > 3 {
+						t.Fatalf("seed %d: %d sets, %d addresses, %v", seed, len(sets), total, of)
+					}
 				}
 			}
 			b.settle()
@@ -141,25 +152,31 @@ func TestBoundsHoldWhateverHappens(t *testing.T) {
 				t.Fatalf("seed %d: %d sets, %d addresses, counted %d, %d", seed, len(sets), total, len(b.quota.granted), b.quota.addresses)
 			}
 			// What a set has and still needs stays.
-			desired, most := 0, 0
+			desired, most := map[string]usage{}, usage{}
 			for id := range b.pods.sets {
 				wanted := b.pods.addresses(id)
-				desired += len(wanted)
+				of := desired[id.Namespace]
+				desired[id.Namespace] = usage{of.sets + 1, of.addresses + len(wanted)}
 				for _, addr := range before[id] {
 					if slices.Contains(wanted, addr) && !slices.Contains(sets[id], addr) {
 						t.Fatalf("seed %d: %v of %v lost its place", seed, addr, id)
 					}
 				}
-				most++
 			}
-			if total < min(desired, 6) && len(sets) < min(most, 3) {
-				t.Fatalf("seed %d: a set or an address waits although there is room: %v of %d", seed, sets, desired)
+			for _, of := range desired {
+				most.sets, most.addresses = most.sets+min(of.sets, 2), most.addresses+min(of.addresses, 3)
+			}
+			if total < min(most.addresses, 6) && len(sets) < min(most.sets, 3) {
+				t.Fatalf("seed %d: a set or an address waits although there is room: %v of %v", seed, sets, desired)
 			}
 		}
 		for _, p := range pods {
-			b.update(p, nil)
+			lost, _ := b.pods.update(p, nil)
+			for _, id := range lost {
+				b.write(id)
+			}
 		}
-		if b.settle(); len(b.quota.granted)+len(b.quota.short)+b.quota.addresses > 0 {
+		if b.settle(); len(b.quota.granted)+len(b.quota.short)+len(b.quota.namespaces)+b.quota.addresses > 0 {
 			t.Errorf("seed %d: %+v is left without pods", seed, b.quota)
 		}
 	}

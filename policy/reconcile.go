@@ -108,9 +108,22 @@ func (r *remote) compare(id Identity) (have map[string]*Observed, want []Object,
 	return have, want, err
 }
 
-// take takes room for the addresses of a set. Callers hold mu.
+// take takes room for the addresses of a set, at first for those of all existing objects, so that
+// these keep their places. Callers hold mu.
 func (r *remote) take(id Identity, needed int) int {
 	reasons := len(r.quota.short)
+	if !r.counted {
+		r.counted = true
+		held := map[Identity]int{}
+		for name, of := range r.c.owned.all(func(cluster string) bool { return cluster == r.Rules.Cluster }) {
+			if o := r.c.ledger.Get(name); o != nil {
+				held[of] += len(o.Addrs)
+			}
+		}
+		for of, n := range held {
+			r.quota.take(of, n)
+		}
+	}
 	n := r.quota.take(id, needed)
 	if len(r.quota.short) != reasons {
 		r.trigger.Fire() // to report it

@@ -663,7 +663,7 @@ func TestStrayThatIsBeingDeletedIsEmptied(t *testing.T) {
 // waits for its room.
 func TestRoomIsFreeOnceItsSetIsGone(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := startRig(t, kubetest.NewAPI(), func(cfg *Config) { cfg.Remotes[0].Rules.MaxSets = 2 })
+		r := startRig(t, kubetest.NewAPI(), func(cfg *Config) { cfg.Remotes[0].Rules.MaxSets = 3 })
 		for _, name := range []string{"a", "b", "c"} {
 			r.put(t, name, name, "10.4.0.1")
 			elapse(time.Second)

@@ -56,6 +56,7 @@ type remote struct {
 	mu       sync.Mutex
 	pods     podIndex
 	quota    quota
+	counted  bool // quota has existing objects
 	synced   bool // pods are complete
 	stale    bool
 	compared time.Time // of the last full comparison
@@ -177,11 +178,13 @@ func (r *remote) skipped(reason Reason) statuspage.SkippedPods {
 	for p := range r.pods.skipped[reason] {
 		skip(&s, p)
 	}
-	for id := range r.quota.short[reason] {
-		have := r.c.objects(id)
-		for p := range r.pods.sets[id] {
-			if addrs, _ := r.pods.rules.admit(p); slices.ContainsFunc(addrs, func(addr netip.Addr) bool { return !holds(have, addr) }) {
-				skip(&s, p)
+	for _, short := range r.quota.short[reason] {
+		for id := range short {
+			have := r.c.objects(id)
+			for p := range r.pods.sets[id] {
+				if addrs, _ := r.pods.rules.admit(p); slices.ContainsFunc(addrs, func(addr netip.Addr) bool { return !holds(have, addr) }) {
+					skip(&s, p)
+				}
 			}
 		}
 	}

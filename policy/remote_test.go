@@ -33,7 +33,7 @@ func still(t testing.TB, adjust func(*Config)) *Controller {
 // TestSetsBeyondTheBoundsAreNotCompared adds many more sets to a remote than its bounds allow.
 func TestSetsBeyondTheBoundsAreNotCompared(t *testing.T) {
 	const most = 3
-	b := newBench(t, func(cfg *Config) { cfg.Remotes[0].Rules.MaxSets = most })
+	b := newBench(t, func(cfg *Config) { cfg.Remotes[0].Rules.MaxSets = 2*most - 1 })
 	for i := range 1000 {
 		p := podWith(fmt.Sprint("p-", i), fmt.Sprint("a-", i), "10.4.0.1")
 		b.update(nil, &p)
@@ -45,6 +45,33 @@ func TestSetsBeyondTheBoundsAreNotCompared(t *testing.T) {
 	existing, others := b.remote.everything()
 	if len(existing) != most || len(others) != most {
 		t.Errorf("%d existing sets and %d others are compared, want those within bounds", len(existing), len(others))
+	}
+}
+
+// TestExistingSetsKeepTheirPlaces begins with sets of an earlier run, of which one has fewer addresses
+// than it needs, and none has a place yet.
+func TestExistingSetsKeepTheirPlaces(t *testing.T) {
+	for range 20 {
+		b := newBench(t, func(cfg *Config) { cfg.Remotes[0].Rules.MaxAddresses = 8 })
+		for n := range 10 {
+			p := podWith(fmt.Sprint("p-", n), "a", fmt.Sprintf("10.4.0.%d", n))
+			b.update(nil, &p)
+		}
+		for n, name := range []string{"b", "c"} {
+			p := podWith(name, name, fmt.Sprintf("10.4.1.%d", n))
+			b.update(nil, &p)
+			b.store("gcp-ns-"+name, ours("gcp-ns-"+name, gcp(name), p.V4.String()))
+		}
+		b.store("gcp-ns-a", ours("gcp-ns-a", gcp("a"), "10.4.0.5"))
+		for _, id := range []Identity{gcp("a"), gcp("b"), gcp("c")} {
+			b.write(id)
+		}
+		b.settle()
+		for name, want := range map[string]int{"a": 2, "b": 1, "c": 1} {
+			if o := b.ledger.Get("gcp-ns-" + name); o == nil || len(o.Addrs) != want {
+				t.Errorf("%s: %v, want %d addresses", name, o, want)
+			}
+		}
 	}
 }
 

@@ -128,7 +128,7 @@ func (b *policyBed) testHostile(t *testing.T) {
 	i := b.start(t, b.aws, func(c *policy.Config) {
 		c.Remotes[0].Client = func() (kube.Client, error) { return kube.NewClient(cfg) }
 		c.Remotes[0].Rules.Subnets = []netip.Prefix{netip.MustParsePrefix("10.4.0.0/16")}
-		c.Remotes[0].Rules.MaxSets = most
+		c.Remotes[0].Rules.MaxSets = 2 * most // of which one namespace has half
 	}, b.gcp, b.merit)
 
 	wait(t, "the hostile remote's sets", func() error {

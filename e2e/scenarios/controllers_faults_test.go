@@ -367,11 +367,7 @@ func (f *controllers) testFlood(t *testing.T) {
 			return s.bare(ctx, f.aws, fmt.Sprintf("flood-%04d", i), addressOf(f.aws, 3000+i))
 		}))
 		setting, metric := s.bound("aws")
-		room := bound
-		if setting == "MAX_SERVICES" {
-			room *= 2 // of which one namespace has half
-		}
-		settings := map[string]string{programs.Variable("aws", setting): strconv.Itoa(room)}
+		settings := map[string]string{programs.Variable("aws", setting): strconv.Itoa(2 * bound)} // Of which one namespace has half.
 		shown := false
 		for i := 0; i < 5 && !shown; i++ {
 			shown = f.flooded(t, s, settings, fmt.Sprintf("single-%d", i), bound)
