@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kube-semaphore/kube-semaphore/internal/flock"
 )
 
@@ -42,11 +44,11 @@ func Listen(path string) (*Listener, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create socket directory: %w", err)
 	}
-	lock, err := lockDir(dir)
+	unlock, err := lockDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("create socket %s: %w", path, err)
 	}
-	defer func() { _ = lock.Close() }()
+	defer unlock()
 	if err := Unserved(path); err != nil {
 		return nil, err
 	}
@@ -59,22 +61,28 @@ const (
 	lockPoll  = 2 * time.Millisecond
 )
 
-// lockDir locks a directory until the returned file is closed.
-func lockDir(path string) (*os.File, error) {
-	dir, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
+// lockName is a file that only root can open: any user can lock a directory that they can
+// read. Tools that list devices ignore it, because it doesn't end in ".sock".
+const lockName = ".lock"
+
+// lockDir locks a directory until unlock is called, which removes the lock's file.
+func lockDir(dir string) (unlock func(), err error) {
+	path := filepath.Join(dir, lockName)
 	for end := time.Now().Add(lockLimit); ; time.Sleep(lockPoll) {
-		locked, err := flock.Try(dir)
-		if locked {
-			return dir, nil
+		file, err := os.OpenFile(path, os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		locked, err := flock.Try(file)
+		ours, _ := file.Stat()
+		if current, _ := os.Lstat(path); locked && os.SameFile(ours, current) {
+			return func() { _, _ = os.Remove(path), file.Close() }, nil
 		}
 		if err == nil && time.Now().After(end) {
 			err = fmt.Errorf("lock %s: locked by another process", path)
 		}
-		if err != nil {
-			return nil, errors.Join(err, dir.Close())
+		if err = errors.Join(err, file.Close()); err != nil {
+			return nil, err
 		}
 	}
 }

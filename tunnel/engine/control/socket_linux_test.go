@@ -2,10 +2,12 @@ package control_test
 
 import (
 	"errors"
+	"os"
 	"path/filepath"
 	"sync"
 	"testing"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/flock"
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
@@ -48,5 +50,29 @@ func TestOneListensAtAPath(t *testing.T) {
 		if n != 1 {
 			t.Fatalf("%d listen", n)
 		}
+	}
+}
+
+// Any user can lock a directory that they can read.
+func TestALockedDirectoryIsIgnored(t *testing.T) {
+	dir := t.TempDir()
+	other, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Close() }()
+	if locked, err := flock.Try(other); !locked || err != nil {
+		t.Fatalf("locked: %v, %v", locked, err)
+	}
+	path := filepath.Join(dir, "socket")
+	l, err := control.Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(dir); len(left) > 0 || err != nil {
+		t.Errorf("left in the directory: %v, %v", left, err)
 	}
 }
