@@ -57,7 +57,7 @@ func socketAddressOf(addr netip.AddrPort) (a socketAddress) {
 	binary.NativeEndian.PutUint16(a[:], unix.AF_INET6)
 	six := addr.Addr().As16()
 	copy(a[8:], six[:])
-	binary.NativeEndian.PutUint32(a[24:], uint32(zoneIndex(addr.Addr().Zone())))
+	binary.NativeEndian.PutUint32(a[24:], zoneIndex(addr.Addr().Zone()))
 	return a
 }
 
@@ -70,30 +70,22 @@ func (a *socketAddress) addrPort() netip.AddrPort {
 	case unix.AF_INET6:
 		addr := netip.AddrFrom16([16]byte(a[8:24])).Unmap()
 		if index := binary.NativeEndian.Uint32(a[24:]); index != 0 && addr.Is6() {
-			addr = addr.WithZone(zoneName(int(index)))
+			addr = addr.WithZone(strconv.FormatUint(uint64(index), 10))
 		}
 		return netip.AddrPortFrom(addr, port)
 	}
 	return netip.AddrPort{}
 }
 
-// zoneIndex returns the index of a zone's link, 0 for no zone.
-func zoneIndex(zone string) int {
-	if zone == "" {
-		return 0
+// zoneIndex returns the index of a zone's link, 0 for no zone. A name costs a dump of all links.
+func zoneIndex(zone string) uint32 {
+	if index, err := strconv.ParseUint(zone, 10, 32); err == nil {
+		return uint32(index) // Sending fails if there is no such link.
 	}
 	if l, err := net.InterfaceByName(zone); err == nil {
-		return l.Index
+		return uint32(l.Index)
 	}
-	index, _ := strconv.Atoi(zone) // Sending fails if there is no such link.
-	return index
-}
-
-func zoneName(index int) string {
-	if l, err := net.InterfaceByIndex(index); err == nil {
-		return l.Name
-	}
-	return strconv.Itoa(index)
+	return 0
 }
 
 // parseControl returns the address that a message was sent to, and the size of its

@@ -112,12 +112,16 @@ func FuzzControl(f *testing.F) {
 }
 
 func TestAddressesOfSockets(t *testing.T) {
-	for _, text := range []string{"192.0.2.1:51820", "[2001:db8::1]:1", "[fe80::1%lo]:65535"} {
+	for _, text := range []string{"192.0.2.1:51820", "[2001:db8::1]:1", "[fe80::1%1]:65535", "[fe80::1%4294967295]:1"} {
 		addr := endpointOf(text).addr
 		raw := socketAddressOf(addr)
 		if got := raw.addrPort(); got != addr {
 			t.Errorf("%s is parsed as %s", addr, got)
 		}
+	}
+	named := socketAddressOf(endpointOf("[fe80::1%lo]:1").addr)
+	if got := named.addrPort().String(); got != "[fe80::1%1]:1" {
+		t.Errorf("an address with a link's name is parsed as %s", got)
 	}
 	if got := (&socketAddress{}).addrPort(); got.IsValid() {
 		t.Errorf("the zero address is parsed as %s", got)
