@@ -41,6 +41,9 @@ func TestPausedBindsReadNothing(t *testing.T) {
 		for _, one := range serializer.of {
 			one.until = time.Now().Add(limit)
 		}
+		if !serializer.armed.IsZero() {
+			serializer.arm(time.Now().Add(limit))
+		}
 	}
 	limited(time.Minute)
 	to := from.to(t, "127.0.0.1", port)

@@ -53,7 +53,8 @@ type serializer struct {
 
 	mu    sync.Mutex
 	of    map[netip.AddrPort]*inProgress
-	armed time.Time // what alarm is set to, when the receiver reads
+	armed time.Time // when a waiting message may be ready; alarm is set to it, when the receiver reads
+	swept time.Time // when expire last looked at all of of
 }
 
 // newSerializer returns a serializer without messages.
@@ -101,6 +102,9 @@ func (t *serializer) arrived(from *endpoint, packet []byte) bool {
 		return true
 	case handling && (len(one.waiting) > 0 || now.Before(one.until)):
 		one.waiting = append(one.waiting, waiting{from, slices.Clone(packet)})
+		if t.armed.IsZero() || one.until.Before(t.armed) {
+			t.arm(one.until)
+		}
 		return false
 	}
 	t.begin(from.addr, packet, nil, now)
@@ -141,8 +145,13 @@ func (t *serializer) pause(paused bool) {
 	}
 }
 
-// expire deletes messages whose time has passed.
+// expire deletes messages whose time has passed, at intervals of limit/8: a flood of forged
+// messages would make each of them cost a walk over maxHandling addresses.
 func (t *serializer) expire(now time.Time) {
+	if now.Sub(t.swept) < t.limit/8 {
+		return
+	}
+	t.swept = now
 	for from, one := range t.of {
 		if len(one.waiting) == 0 && !now.Before(one.until) {
 			delete(t.of, from)
@@ -193,6 +202,10 @@ func (t *serializer) ready(deliver func(from *endpoint, packet []byte) bool) {
 	defer t.updateIdle()
 	var next time.Time
 	now, delivered := t.now(), false
+	defer t.expire(now)
+	if t.armed.IsZero() || now.Before(t.armed) {
+		return
+	}
 	for from, one := range t.of {
 		if len(one.waiting) > 0 && !now.Before(one.until) {
 			first := one.waiting[0]
@@ -207,7 +220,6 @@ func (t *serializer) ready(deliver func(from *endpoint, packet []byte) bool) {
 			next = one.until
 		}
 	}
-	t.expire(now)
 	if !delivered {
 		t.arm(next)
 	}

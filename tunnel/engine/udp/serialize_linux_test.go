@@ -123,10 +123,30 @@ func TestForgedHandshakeMessages(t *testing.T) {
 	if len(serializer.of) > maxHandling {
 		t.Errorf("%d addresses are stored, want at most %d", len(serializer.of), maxHandling)
 	}
+	serializer.now = serializer.now.Add(handlingTime)
+	serializer.arrived(endpointOf("192.0.2.3:1"), handshakeMessage(kindInitiation, 1))
+	if len(serializer.of) != 1 {
+		t.Errorf("%d addresses are stored after handlingTime, want 1", len(serializer.of))
+	}
 	for _, packet := range [][]byte{nil, {kindInitiation}, make([]byte, initiationSize), handshakeMessage(kindTransport, 1)} {
 		if !serializer.arrived(from, packet) {
 			t.Errorf("%d bytes of kind %v are delayed", len(packet), packet[:min(1, len(packet))])
 		}
+	}
+}
+
+// BenchmarkForgedInitiations delivers initiations of more addresses than are stored.
+func BenchmarkForgedInitiations(b *testing.B) {
+	serializer := newSerializerTest()
+	packet := handshakeMessage(kindInitiation, 1)
+	from := make([]*endpoint, 2*maxHandling)
+	for i := range from {
+		from[i] = endpointOf(fmt.Sprintf("192.0.2.2:%d", i+1))
+		serializer.arrived(from[i], packet)
+	}
+	for b.Loop() {
+		serializer.arrived(from[maxHandling], packet)
+		serializer.released()
 	}
 }
 
