@@ -74,11 +74,11 @@ func readKey(path string, log *slog.Logger) (PrivateKey, error) {
 	if !info.Mode().IsRegular() {
 		return PrivateKey{}, fmt.Errorf("key file %s is not a regular file", path)
 	}
-	if mode := info.Mode().Perm(); mode != 0o600 {
+	if mode := info.Mode().Perm(); mode&0o077 != 0 {
 		if err := file.Chmod(0o600); err != nil {
 			return PrivateKey{}, fmt.Errorf("restrict key file to its owner: %w", err)
 		}
-		log.Warn("private key file did not have mode 0600: other users may have read the key", "file", path, "mode", mode.String())
+		log.Warn("private key file was open to other users, who may have read the key", "file", path, "mode", mode.String())
 	}
 	text, err := io.ReadAll(io.LimitReader(file, maxKeyFile))
 	if err != nil {

@@ -136,6 +136,20 @@ func TestLoadKeyRestrictsPermissions(t *testing.T) {
 	}
 }
 
+func TestLoadKeyKeepsStricterPermissions(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "d.key")
+	writeTestFile(t, path, string(newPrivateKey().text()), 0o400)
+	log, out := recorder()
+	if _, err := loadKey(dir, "d", log); err != nil {
+		t.Fatal(err)
+	}
+	checkMode(t, path, 0o400)
+	if out.Len() > 0 {
+		t.Errorf("logged: %s", out)
+	}
+}
+
 func TestLoadKeyRefusesWhatIsNotAPlainFile(t *testing.T) {
 	tests := map[string]func(path string) error{
 		"symbolic link": func(path string) error { return os.Symlink("/etc/hostname", path) },
