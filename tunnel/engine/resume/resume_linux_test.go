@@ -202,6 +202,7 @@ type fakeTUN struct {
 	events  chan tun.Event
 	past    chan struct{}
 	closed  chan struct{}
+	left    int // packets of a frame that was read
 }
 
 func newFakeTUN() *fakeTUN {
@@ -211,6 +212,11 @@ func newFakeTUN() *fakeTUN {
 func (f *fakeTUN) SetReadDeadline(time.Time) error { close(f.past); return nil }
 
 func (f *fakeTUN) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
+	if f.left > 0 {
+		f.left--
+		sizes[0] = copy(bufs[0][offset:], "left")
+		return 1, nil
+	}
 	select {
 	case <-f.past:
 		return 0, os.ErrDeadlineExceeded
@@ -279,5 +285,31 @@ func TestTUN(t *testing.T) {
 	before := NewTun(newFakeTUN())
 	if err := errors.Join(before.Stop(t.Context()), before.Close()); err != nil {
 		t.Errorf("stop before Start: %v", err)
+	}
+}
+
+// The packets of a frame that was read before Stop are returned.
+func TestTUNReturnsTheRestOfAFrame(t *testing.T) {
+	inner := newFakeTUN()
+	inner.left = 2
+	reads := NewTun(inner)
+	reads.Start()
+	stopped := make(chan error, 1)
+	go func() { stopped <- reads.Stop(t.Context()) }()
+	<-inner.past
+	count := make(chan int)
+	go func() {
+		for n, buf := 0, make([]byte, 100); ; n++ {
+			if _, err := reads.Read([][]byte{buf}, []int{0}, 0); err != nil {
+				count <- n
+				return
+			}
+		}
+	}()
+	if err := errors.Join(<-stopped, reads.Close()); err != nil {
+		t.Error(err)
+	}
+	if n := <-count; n != 2 {
+		t.Errorf("%d packets are returned, want 2", n)
 	}
 }

@@ -82,19 +82,17 @@ func (t *Tun) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 		return 0, os.ErrClosed
 	}
 	for {
-		if t.stopping.Load() {
+		n, err := t.Device.Read(bufs, sizes, offset)
+		switch {
+		case !errors.Is(err, os.ErrDeadlineExceeded):
+			return n, err
+		case n > 0:
+			return n, nil
+		case t.stopping.Load():
 			t.stop.Do(func() { close(t.stopped) })
 			<-t.closed
 			return 0, os.ErrClosed
 		}
-		n, err := t.Device.Read(bufs, sizes, offset)
-		if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) {
-			continue
-		}
-		if n > 0 && errors.Is(err, os.ErrDeadlineExceeded) {
-			err = nil
-		}
-		return n, err
 	}
 }
 
