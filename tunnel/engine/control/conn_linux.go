@@ -147,12 +147,13 @@ func (c *Conn) run() {
 	}
 }
 
-// deliver passes a response to its request's Ask.
+// deliver passes a response to its request's Ask. It sends under the lock, without blocking,
+// so that forget finds what it must close.
 func (c *Conn) deliver(m Message, files Files) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	wait, wanted := c.waiting[m.ID]
 	delete(c.waiting, m.ID)
-	c.mu.Unlock()
 	if !wanted {
 		files.Close()
 		return
@@ -174,7 +175,7 @@ func (c *Conn) Ask(ctx context.Context, m Message, files ...int) (Message, Files
 	c.waiting[m.ID] = wait
 	c.mu.Unlock()
 	if err := c.send(m, files...); err != nil {
-		c.forget(m.ID)
+		c.forget(m.ID, wait)
 		return Message{}, nil, fmt.Errorf("ask to %s: %w", m.Op, err)
 	}
 	select {
@@ -188,20 +189,16 @@ func (c *Conn) Ask(ctx context.Context, m Message, files ...int) (Message, Files
 		}
 		return a.Message, a.files, nil
 	case <-ctx.Done():
-		c.forget(m.ID)
+		c.forget(m.ID, wait)
 		return Message{}, nil, fmt.Errorf("ask to %s: %w", m.Op, ctx.Err())
 	}
 }
 
 // forget discards the response to a request, which may have arrived already.
-func (c *Conn) forget(id uint64) {
+func (c *Conn) forget(id uint64, wait <-chan answer) {
 	c.mu.Lock()
-	wait, waiting := c.waiting[id]
+	defer c.mu.Unlock()
 	delete(c.waiting, id)
-	c.mu.Unlock()
-	if waiting {
-		return
-	}
 	select {
 	case a := <-wait:
 		a.files.Close()

@@ -1,17 +1,21 @@
 package control_test
 
 import (
+	"context"
 	"net"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kube-semaphore/kube-semaphore/tunnel/engine/control"
 )
 
 // connected returns both ends of a connection, not started. The second one answers requests
 // by handle.
-func connected(t *testing.T, handle func(other *control.Conn, m control.Message) control.Message) (asks, answers *control.Conn) {
+func connected(t *testing.T, handle func(other *control.Conn, m control.Message) (control.Message, control.Files)) (asks, answers *control.Conn) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "socket")
 	l, err := control.Listen(path)
@@ -34,7 +38,7 @@ func connected(t *testing.T, handle func(other *control.Conn, m control.Message)
 	})
 	answers = control.NewConn(theirs, func(m control.Message, files control.Files) (control.Message, control.Files) {
 		files.Close()
-		return handle(answers, m), nil
+		return handle(answers, m)
 	})
 	return asks, answers
 }
@@ -42,9 +46,9 @@ func connected(t *testing.T, handle func(other *control.Conn, m control.Message)
 // Hangup sends the responses to earlier requests.
 func TestAnswersAreSentBeforeTheEnd(t *testing.T) {
 	for range 100 {
-		asks, answers := connected(t, func(c *control.Conn, _ control.Message) control.Message {
+		asks, answers := connected(t, func(c *control.Conn, _ control.Message) (control.Message, control.Files) {
 			c.Hangup()
-			return control.Message{Changed: true}
+			return control.Message{Changed: true}, nil
 		})
 		asks.Start()
 		answers.Start()
@@ -65,5 +69,39 @@ func TestSendToAReceiverThatDoesntRead(t *testing.T) {
 			t.Logf("after %v: %v", time.Since(began), err)
 			return
 		}
+	}
+}
+
+// A response that arrives when its request times out leaves no open descriptor.
+func TestLateResponsesAreClosed(t *testing.T) {
+	timeout := make(chan context.CancelFunc, 1)
+	asks, answers := connected(t, func(*control.Conn, control.Message) (control.Message, control.Files) {
+		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Error(err)
+		}
+		(<-timeout)()
+		return control.Message{}, control.Files{fd}
+	})
+	open := func() int {
+		found, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(found)
+	}
+	before := open()
+	asks.Start()
+	answers.Start()
+	for range 1000 {
+		ctx, cancel := context.WithCancel(t.Context())
+		timeout <- cancel
+		_, files, _ := asks.Ask(ctx, control.Message{Op: control.List})
+		files.Close()
+	}
+	answers.Close()
+	<-asks.Done()
+	if left := open() - before + 2; left > 0 { // Both ends of the connection are closed.
+		t.Errorf("%d descriptors are left", left)
 	}
 }
