@@ -59,11 +59,14 @@ func Main(args []string) int {
 		fmt.Println("semaphore-engine", process.Build())
 		return 0
 	}
-	log, err := process.NewLogger(os.Stderr, *level, *format)
+	direct, err := process.NewLogger(os.Stderr, *level, *format)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "semaphore-engine:", err)
 		return process.ExitUsage
 	}
+	queue := newQueuedLog(os.Stderr, direct)
+	defer queue.end()
+	log, _ := process.NewLogger(queue, *level, *format) // The same settings were valid above.
 	server := []string{args[0], roleServer, "-log-level=" + *level, "-log-format=" + *format}
 	switch role {
 	case "", roleTemporary:
