@@ -193,7 +193,7 @@ func (u *usage) frontends(family discoveryv1.AddressType, ports []discoveryv1.En
 // were before, but nothing remembered is removed for their sake.
 func (u *usage) needs(pt *part, f exposed.Frontend) bool {
 	return !slices.ContainsFunc(u.parts, func(p *part) bool {
-		return p.rank() < pt.rank() && !(p.remembered && pt.remembered) && u.isReady(p, f)
+		return p.rank() < pt.rank() && (!p.remembered || !pt.remembered) && u.isReady(p, f)
 	})
 }
 

@@ -79,7 +79,7 @@ an interruption the next run continues.`,
 			var errs []error
 			handed := map[*cli.Cluster]map[string][]string{}
 			for _, p := range pairs {
-				tools, none, err := Hand(ctx, s, p.From, p.To, All)
+				tools, none, err := Hand(ctx, p.From, p.To, All)
 				if err != nil {
 					errs = append(errs, err)
 					continue

@@ -44,7 +44,7 @@ type handed struct{ tool, token, ca string }
 // Hand hands over credentials for cluster from to cluster to. It returns the tools that got
 // new ones, and those without an account in from. Nothing is written unless all credentials
 // are valid.
-func Hand(ctx context.Context, s *cli.Session, from, to *cli.Cluster, mode Mode) (tools, none []string, err error) {
+func Hand(ctx context.Context, from, to *cli.Cluster, mode Mode) (tools, none []string, err error) {
 	var anchors []*corev1.Secret
 	var names []string // of the tools, in the order of the anchors
 	for _, tool := range manifests.Tools() {

@@ -87,7 +87,7 @@ func TestHand(t *testing.T) {
 		secretOf("semaphore-wireguard-remotes", corev1.SecretTypeOpaque, map[string][]byte{"merit.token": []byte("x")}), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	tools, none, err := Hand(t.Context(), quiet(), gcp, aws, All)
+	tools, none, err := Hand(t.Context(), gcp, aws, All)
 	if err != nil || !cmp.Equal(tools, []string{"wireguard", "policy"}) || !cmp.Equal(none, []string{"mirror"}) {
 		t.Errorf("handed over %q, not %q, error %v", tools, none, err)
 	}
@@ -136,7 +136,7 @@ func TestMissing(t *testing.T) {
 			map[string][]byte{"gcp.token": []byte(c.token), "gcp.ca.crt": []byte(c.ca)}), metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		tools, _, err := Hand(t.Context(), quiet(), gcp, aws, Missing)
+		tools, _, err := Hand(t.Context(), gcp, aws, Missing)
 		if err != nil || (len(tools) == 0) != c.stays {
 			t.Errorf("%s: handed over %q, error %v", what, tools, err)
 		}
@@ -168,7 +168,7 @@ func TestRefused(t *testing.T) {
 		"a huge authority":            {good, strings.Repeat(ca, 1000)},
 	} {
 		gcp, aws := neighbours(c.ca, func(string) string { return c.token }, secretOf(name, corev1.SecretTypeOpaque, nil))
-		_, _, err := Hand(t.Context(), quiet(), gcp, aws, All)
+		_, _, err := Hand(t.Context(), gcp, aws, All)
 		if err == nil || !strings.HasPrefix(err.Error(), "gcp: ") || strings.Contains(err.Error(), "secret words") || strings.Contains(err.Error(), "eyJ") {
 			t.Errorf("%s: error %v", what, err)
 		}
@@ -192,7 +192,7 @@ func TestRefused(t *testing.T) {
 		}
 	}
 	gcp, aws := neighbours(ca, month)
-	if _, _, err := Hand(t.Context(), quiet(), gcp, aws, All); err == nil || !strings.Contains(err.Error(), "gcp: it has no accounts for aws") {
+	if _, _, err := Hand(t.Context(), gcp, aws, All); err == nil || !strings.Contains(err.Error(), "gcp: it has no accounts for aws") {
 		t.Errorf("without any Secret: %v", err)
 	}
 }

@@ -432,7 +432,7 @@ func (a *installation) handAll(ctx context.Context) error {
 			if from == to {
 				continue
 			}
-			tools, _, err := handover.Hand(ctx, a.Session, from, to, handover.Missing)
+			tools, _, err := handover.Hand(ctx, from, to, handover.Missing)
 			errs = append(errs, err)
 			a.handed[i][from.Name] = tools
 			if len(tools) > 0 {
