@@ -81,7 +81,7 @@ func lockDir(dir string) (unlock func(), err error) {
 		if err == nil && time.Now().After(end) {
 			err = fmt.Errorf("lock %s: locked by another process", path)
 		}
-		if err = errors.Join(err, file.Close()); err != nil {
+		if err := errors.Join(err, file.Close()); err != nil {
 			return nil, err
 		}
 	}
