@@ -97,7 +97,7 @@ func (q *quota) give(id Identity, written int) (next []Identity) {
 				most = min(most, free.sets)
 			}
 			for other := range waiting {
-				if len(next) >= most {
+				if most--; most < 0 {
 					break
 				}
 				q.served(reason, other)
