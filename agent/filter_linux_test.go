@@ -116,7 +116,7 @@ func TestRoutesWaitForTheExitFilter(t *testing.T) {
 // Packets to pods of a remote that is no longer configured are refused for the time that
 // controllers retain its mirrors and network sets.
 func TestRemovedRemotesAreRefusedForATime(t *testing.T) {
-	nstest.Root(t)
+	nstest.QuickRoot(t)
 	gone := netip.MustParsePrefix("fd06::/48")
 	start := func(change func(*config.Wireguard)) *agent {
 		t.Helper()
