@@ -104,7 +104,7 @@ func TestPeersAreNoRouters(t *testing.T) {
 	dropped := func(rule int) (n uint64) {
 		must(t, host.Do(func() error {
 			table, err := readTable(t.Context())
-			n = countOf(table.rulesOf(arrivalChain)[rule])
+			n = countOf(table.rulesOf(controlChain)[rule])
 			return err
 		}))
 		return n
