@@ -347,7 +347,6 @@ func TestRemovalsThatHang(t *testing.T) {
 	}{
 		"patch of one object":     {kubetest.Patch, "1", removalPatience, map[string]string{"gcp-ns-a": "10.4.0.2/32", "gcp-ns-a-2": "10.4.0.3/32 10.4.0.4/32"}},
 		"patches of both objects": {kubetest.Patch, "13", 2 * removalPatience, map[string]string{"gcp-ns-a": "10.4.0.2/32", "gcp-ns-a-2": "10.4.0.4/32"}},
-		"deletions":               {kubetest.Delete, "1234", 2 * removalPatience, map[string]string{"gcp-ns-a": "", "gcp-ns-a-2": ""}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
