@@ -16,9 +16,9 @@ import (
 // Sockets is the bind that a [Bind] wraps.
 type Sockets interface {
 	conn.Bind
-	// Pause makes the receive functions return os.ErrDeadlineExceeded at once, after the
-	// packets that they have read already, or resumes them. Sending continues.
-	Pause(paused bool)
+	// Pause makes the receive functions return os.ErrDeadlineExceeded without waiting, after
+	// the packets that the sockets have. Sending continues.
+	Pause()
 }
 
 // Bind is a conn.Bind that reads its sockets, open or not, from Start to Stop. Otherwise it costs
@@ -116,12 +116,12 @@ func (b *Bind) Send(packets [][]byte, to conn.Endpoint) error {
 	return b.Sockets.Send(packets, to)
 }
 
-// Stop makes the bind read no further packets, and send no handshake messages. It returns when
-// the device has all packets that were read before. The sockets stay open until Close.
+// Stop makes the bind read no packets but those that have arrived, and send no handshake messages.
+// It returns when the device has these. The sockets stay open until Close.
 func (b *Bind) Stop(ctx context.Context) error {
 	b.mu.Lock()
 	b.stopping.Store(true)
-	b.Pause(true)
+	b.Pause()
 	b.mu.Unlock()
 	b.Start() // so that waiting functions find out
 	stopped := make(chan struct{})

@@ -165,7 +165,7 @@ type sink struct {
 	sent []uint32 // types of messages
 }
 
-func (*sink) Pause(bool) {}
+func (*sink) Pause() {}
 
 func (s *sink) Send(packets [][]byte, _ conn.Endpoint) error {
 	for _, p := range packets {

@@ -140,13 +140,13 @@ func (b *Bind) SetMark(mark uint32) error {
 	return errors.Join(errs...)
 }
 
-// Pause makes the receive functions return os.ErrDeadlineExceeded at once, after the packets
-// that they have read already, or resumes them. While paused, arriving packets stay in the
-// sockets. Open resumes.
-func (b *Bind) Pause(paused bool) {
+// Pause makes the receive functions return os.ErrDeadlineExceeded without waiting, after the packets
+// that the sockets have: a busy machine may not have read for a while. Packets that arrive later
+// stay in the sockets.
+func (b *Bind) Pause() {
 	for _, s := range []*socket{b.four.Load(), b.six.Load()} {
 		if s != nil {
-			s.serializer.pause(paused)
+			s.serializer.pause()
 		}
 	}
 }

@@ -29,6 +29,9 @@ const (
 	singleSize = 4 << 10
 
 	maxMessage = 65535
+	// overhead is the number of bytes of a socket's buffer that a message takes beside its
+	// content, at least.
+	overhead = 768
 	// firstSegment is the size of datagrams expected at first: that of full packets in a
 	// tunnel over Ethernet.
 	firstSegment = 1452
@@ -63,6 +66,7 @@ type receiver struct {
 	held    []heldMessage // datagrams beyond the caller's buffers, in order
 	store   []byte        // backs held
 	singles int           // successive reads that were full, with one datagram in each message
+	backlog int           // bytes of the socket's buffer to read when it is paused, at most
 }
 
 // origin is the remote and the local address of a packet.
@@ -82,7 +86,7 @@ type heldMessage struct {
 }
 
 func newReceiver(s *socket) *receiver {
-	r := &receiver{socket: s, origins: make(map[origin]*endpoint), whole: make([]byte, maxMessage), segment: firstSegment}
+	r := &receiver{socket: s, origins: make(map[origin]*endpoint), whole: make([]byte, maxMessage), segment: firstSegment, backlog: 2 * receiveBuffer}
 	for i := range r.control {
 		r.control[i] = make([]byte, controlSize)
 	}
@@ -122,7 +126,11 @@ func (r *receiver) once(packets [][]byte, sizes []int, endpoints []conn.Endpoint
 		return count, nil
 	}
 	r.prepare(packets)
-	if err := r.socket.raw.Read(r.poll); err != nil {
+	err = r.socket.raw.Read(r.poll)
+	if errors.Is(err, os.ErrDeadlineExceeded) && r.socket.serializer.paused.Load() {
+		err = r.drain(err)
+	}
+	if err != nil {
 		// Not a net.Error: wireguard-go stops receiving after one that isn't temporary,
 		// though the socket survives some that are caused from outside (ECONNABORTED). It
 		// stops after ten others in a row, and recognizes a wrapped net.ErrClosed.
@@ -132,6 +140,25 @@ func (r *receiver) once(packets [][]byte, sizes []int, endpoints []conn.Endpoint
 		return 0, fmt.Errorf("receive: %w", r.errno)
 	}
 	return r.arrived(packets, sizes, endpoints), nil
+}
+
+// drain reads what the socket has. It returns over when that is all, or was as much as its buffer
+// takes: more keeps arriving.
+func (r *receiver) drain(over error) error {
+	if r.backlog <= 0 {
+		return over
+	}
+	if err := r.socket.raw.Control(func(fd uintptr) { r.poll(fd) }); err != nil {
+		return err
+	}
+	if r.errno == unix.EAGAIN {
+		r.backlog = 0
+		return over
+	}
+	for i := range r.n {
+		r.backlog -= int(r.messages[i].length) + overhead
+	}
+	return nil
 }
 
 // rest delivers held datagrams.

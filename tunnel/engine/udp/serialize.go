@@ -49,7 +49,7 @@ type serializer struct {
 	alarm func(time.Time)
 
 	idle   atomic.Bool // of is empty, and no alarm is set: the fast path of most packets
-	paused atomic.Bool // the receiver reads nothing, whatever alarm was set to
+	paused atomic.Bool // the receiver doesn't wait, whatever alarm was set to
 
 	mu    sync.Mutex
 	of    map[netip.AddrPort]*inProgress
@@ -134,15 +134,12 @@ func (t *serializer) arm(at time.Time) {
 	}
 }
 
-// pause makes the receiver's current wait and all later ones end at once, or resumes it.
-func (t *serializer) pause(paused bool) {
+// pause makes the receiver's current wait and all later ones end at once.
+func (t *serializer) pause() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.paused.Store(paused); paused {
-		t.alarm(time.Unix(1, 0))
-	} else {
-		t.alarm(t.armed)
-	}
+	t.paused.Store(true)
+	t.alarm(time.Unix(1, 0))
 }
 
 // expire deletes messages whose time has passed, at intervals of limit/8: a flood of forged
