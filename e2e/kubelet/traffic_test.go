@@ -47,8 +47,8 @@ func held(results [2]result) bool {
 
 func (r result) String() string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "%s to %s: %d of %d packets lost, silence %v, TCP stalls %v",
-		r.from, r.to, r.lost(), r.sent.Packets, r.received.Silence.Round(time.Millisecond), r.received.Stall.Round(time.Millisecond))
+	fmt.Fprintf(&s, "%s to %s: %d of %d packets lost, silence %v, TCP stalls %v, sender's turns up to %v apart",
+		r.from, r.to, r.lost(), r.sent.Packets, r.received.Silence.Round(time.Millisecond), r.received.Stall.Round(time.Millisecond), r.sent.Late.Round(time.Millisecond))
 	if r.broken() {
 		fmt.Fprintf(&s, " and is broken: %d of %d bytes, %s", r.received.Bytes, r.sent.Bytes, r.sent.Broken)
 	}
@@ -147,17 +147,19 @@ func (l *lab) under(t *testing.T, what string, happens func()) {
 }
 
 // blinkTime is the time of packets that an upgrade of the engine may lose, those that a remote
-// sends in sessions of the old engine.
+// sends in sessions of the old engine, on a machine that has a processor for it.
 const blinkTime = 100 * time.Millisecond
 
 // blink is under for upgrades of the engine: streams continue, and no more packets are lost than
-// a pod sends in blinkTime.
+// a pod sends in blinkTime and in the longest time that a sender waited for a processor meanwhile:
+// rollouts in two clusters on one machine make engines wait as long.
 func (l *lab) blink(t *testing.T, what string, happens func()) {
 	t.Helper()
 	start := time.Now()
 	least := func(results [2]result) bool {
+		limit := blinkTime + max(results[0].sent.Late, results[1].sent.Late)
 		for _, r := range results {
-			if r.lost() > int64(float64(*rate)*blinkTime.Seconds()) {
+			if r.lost() > int64(float64(*rate)*limit.Seconds()) {
 				return false
 			}
 		}
@@ -170,7 +172,7 @@ func (l *lab) blink(t *testing.T, what string, happens func()) {
 	case !held(l.measure(t, "nothing, beside "+what, func() { time.Sleep(min(time.Since(start), 20*time.Second)) })):
 		t.Logf("NOT KNOWN: this machine also loses packets without a fault: %s", what)
 	default:
-		t.Errorf("%s: more is lost than in %v: %v", what, blinkTime, results)
+		t.Errorf("%s: more is lost than in %v and the senders' own delays: %v", what, blinkTime, results)
 	}
 }
 

@@ -33,6 +33,9 @@ const (
 type Sent struct {
 	// Packets were to be sent, Refused of them were not by the kernel.
 	Packets, Refused int64
+	// Late is the longest time between two turns of the sender, which has one each
+	// millisecond: how long the machine, or the sender's container, ran other processes.
+	Late time.Duration
 	// Bytes went into the TCP stream, Broken says why it ended before the end.
 	Bytes  int64
 	Broken string

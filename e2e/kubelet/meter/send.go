@@ -86,6 +86,7 @@ func (s *sender) sendPackets(ctx context.Context, conn net.PacketConn, id uint64
 		case <-ticker.C:
 		}
 		now := time.Now()
+		s.sent.Late = max(s.sent.Late, now.Sub(last))
 		owed += float64(rate) * min(now.Sub(last), 2*tick).Seconds()
 		last = now
 		for owed >= 1 {
