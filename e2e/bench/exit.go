@@ -63,7 +63,7 @@ func (b *bench) exitFilter(ctx context.Context, s *side) error {
 			if without {
 				at = 1
 			}
-			if transfers[at], err = b.transfer(ctx, s, 1); err != nil {
+			if transfers[at], err = b.transfer(ctx, s, flow{streams: 1, message: trafficBuffer}); err != nil {
 				return err
 			}
 			if latencies[at], err = s.roundTrip(ctx); err != nil {

@@ -5,6 +5,7 @@
 //	go run ./e2e/bench                        # everything, some minutes
 //	go run ./e2e/bench -only throughput       # one part, or several
 //	go run ./e2e/bench -only live -nodes 500  # the cost of probes, with peers that answer
+//	go run ./e2e/bench -only messages         # TCP, requests and HTTP, beside pods without a tunnel
 //	go run ./e2e/bench -only overlap          # what maps of pod subnets cost
 //	go run ./e2e/bench -only relay-memory     # agents that read semaphore-relay's objects, and itself
 //	go run ./e2e/bench -only relay-changes -nodes 1000
@@ -81,7 +82,7 @@ func exit(err error) {
 
 // parts are what can be asked for by name, in the order in which they run.
 func parts() []string {
-	return []string{"throughput", "filter", "overlap", "nodes", "blocks", "live", "moves", "relay-memory", "relay-changes"}
+	return []string{"throughput", "filter", "messages", "overlap", "nodes", "blocks", "live", "moves", "relay-memory", "relay-changes"}
 }
 
 func parse(args []string) (options, error) {
@@ -121,6 +122,9 @@ func run(ctx context.Context, opts options) (err error) {
 	started := time.Now()
 	if b.wants("throughput") || b.wants("filter") {
 		err = b.inTestbed(ctx, b.pairOfNodes)
+	}
+	if err == nil && b.wants("messages") {
+		err = b.inTestbed(ctx, b.messages)
 	}
 	if err == nil && b.wants("overlap") {
 		err = b.inTestbed(ctx, b.overlap)

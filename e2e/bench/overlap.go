@@ -49,47 +49,56 @@ func (b *bench) overlap(ctx context.Context, a *arena) error {
 	for i, family := range []string{"IPv4", "IPv6"} {
 		without.family, with.family = i, i
 		for _, streams := range []int{1, 4} {
-			if err := b.compare(ctx, with, without, fmt.Sprintf("%s with maps, ", family), streams, goal{atLeast: 0.95}); err != nil {
+			if err := b.compare(ctx, with, without, fmt.Sprintf("%s with maps, ", family), flow{streams: streams, message: trafficBuffer}, goal{atLeast: 0.95}); err != nil {
 				return err
 			}
 		}
-		if err := b.roundTrips(ctx, with, without, family); err != nil {
+		if err := b.roundTrips(ctx, with, without, family+" with maps", smallRequests, goal{atMost: 1.05}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// roundTrips compares how long small requests over one TCP connection take.
-func (b *bench) roundTrips(ctx context.Context, ours, beside *side, family string) error {
+// requests are the modes of this program that answer and send requests.
+type requests struct{ answer, ask string }
+
+var (
+	// smallRequests follow each other over one TCP connection.
+	smallRequests = requests{answer: answerMode, ask: askMode}
+	httpRequests  = requests{answer: serveMode, ask: fetchMode}
+)
+
+// roundTrips compares how long requests take; what begins the names of its rows.
+func (b *bench) roundTrips(ctx context.Context, ours, beside *side, what string, of requests, atMost goal) error {
 	var medians, tails []pair
 	for i := range b.pairs {
 		var seen [2]asked
 		for j := range seen {
 			j = (i + j) % 2 // Each is the first one in turn.
 			var err error
-			if seen[j], err = b.roundTrip(ctx, []*side{ours, beside}[j]); err != nil {
+			if seen[j], err = b.roundTrip(ctx, []*side{ours, beside}[j], of); err != nil {
 				return err
 			}
 		}
 		medians = append(medians, pair{seen[0].Median, seen[1].Median})
 		tails = append(tails, pair{seen[0].P99, seen[1].P99})
-		b.say("%s, pair %d of %d: round trips of %s and %s, ratio %.3f", family, i+1, b.pairs,
+		b.say("%s, pair %d of %d: round trips of %s and %s, ratio %.3f", what, i+1, b.pairs,
 			seconds(seen[0].Median), seconds(seen[1].Median), medians[i].ratio())
 	}
-	b.table.add(row{what: family + " with maps, round trip", beside: beside.name, pairs: medians, unit: roundTrip, goal: goal{atMost: 1.05}})
-	b.table.add(row{what: family + " with maps, round trip, 99th percentile", beside: beside.name, pairs: tails, unit: roundTrip})
+	b.table.add(row{what: what + ", round trip", beside: beside.name, pairs: medians, unit: roundTrip, goal: atMost})
+	b.table.add(row{what: what + ", round trip, 99th percentile", beside: beside.name, pairs: tails, unit: roundTrip})
 	return nil
 }
 
 // roundTrip sends requests from one pod to the other for a while.
-func (b *bench) roundTrip(ctx context.Context, s *side) (asked, error) {
+func (b *bench) roundTrip(ctx context.Context, s *side, of requests) (asked, error) {
 	server, client := s.addresses()
-	answering, err := s.to.Start(sandbox.Command{Name: "answer", Path: b.self, Args: []string{answerMode, server, "1"}})
+	answering, err := s.to.Start(sandbox.Command{Name: "answer", Path: b.self, Args: []string{of.answer, server}})
 	if err != nil {
 		return asked{}, err
 	}
-	asking, err := s.from.Start(sandbox.Command{Name: "ask", Path: b.self, Args: []string{askMode, client, "1", b.seconds.String()}})
+	asking, err := s.from.Start(sandbox.Command{Name: "ask", Path: b.self, Args: []string{of.ask, client, b.seconds.String()}})
 	if err != nil {
 		return asked{}, err
 	}
@@ -97,7 +106,7 @@ func (b *bench) roundTrip(ctx context.Context, s *side) (asked, error) {
 	if err != nil {
 		return asked{}, err
 	}
-	if _, err := finish(ctx, answering); err != nil {
+	if err := answering.Stop(ctx); err != nil {
 		return asked{}, err
 	}
 	var got asked

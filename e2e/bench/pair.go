@@ -18,8 +18,16 @@ type side struct {
 	family   int               // of the addresses of both: which of them
 	agents   []*programs.Agent // nil: it has none
 	// cpu returns the processor time that the tunnel's processes have used, at both
-	// ends.
+	// ends; nil: there are none.
 	cpu func() (time.Duration, error)
+}
+
+// used returns what cpu does, and nothing for a side without processes.
+func (s *side) used() (time.Duration, error) {
+	if s.cpu == nil {
+		return 0, nil
+	}
+	return s.cpu()
 }
 
 // pairOfNodes compares two tunnels of the same layout, on nodes of their own.

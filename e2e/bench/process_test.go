@@ -29,7 +29,7 @@ func TestTrafficCountsWhatArrives(t *testing.T) {
 		got, err = receive(address, streams)
 		return err
 	})
-	group.Go(func() error { return send(address, streams, 2*time.Second) })
+	group.Go(func() error { return send(address, flow{streams: streams, message: trafficBuffer}, 2*time.Second) })
 	if err := group.Wait(); err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +39,7 @@ func TestTrafficCountsWhatArrives(t *testing.T) {
 }
 
 func TestTrafficRefusesWhatItDoesNotUnderstand(t *testing.T) {
-	for _, args := range [][]string{nil, {"127.0.0.1:1"}, {"127.0.0.1:1", "x"}, {"127.0.0.1:1", "1"}, {"127.0.0.1:1", "1", "soon"}} {
+	for _, args := range [][]string{nil, {"127.0.0.1:1"}, {"127.0.0.1:1", "1", "1s"}, {"127.0.0.1:1", "x", "1s", "1"}, {"127.0.0.1:1", "1", "soon", "1"}, {"127.0.0.1:1", "1", "1s", "x"}} {
 		if err := traffic(sendMode, args); err == nil {
 			t.Errorf("%q taken", args)
 		}

@@ -27,38 +27,40 @@ func (b *bench) throughput(ctx context.Context, ours, beside *side) error {
 		atLeast = goal{}
 	}
 	for _, streams := range []int{1, 4} {
-		if err := b.compare(ctx, ours, beside, "", streams, atLeast); err != nil {
+		if err := b.compare(ctx, ours, beside, "", flow{streams: streams, message: trafficBuffer}, atLeast); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// compare compares transfers over so many streams; what begins the names of its rows.
-func (b *bench) compare(ctx context.Context, ours, beside *side, what string, streams int, atLeast goal) error {
+// compare compares transfers; what begins the names of its rows.
+func (b *bench) compare(ctx context.Context, ours, beside *side, what string, f flow, atLeast goal) error {
 	// Buffers grow and pages are touched once, and count for neither.
 	for _, s := range []*side{ours, beside} {
-		if _, err := b.transfer(ctx, s, streams); err != nil {
+		if _, err := b.transfer(ctx, s, f); err != nil {
 			return err
 		}
 	}
 	var speed, cpu []pair
 	for i := range b.pairs {
-		x, err := b.transfer(ctx, ours, streams)
+		x, err := b.transfer(ctx, ours, f)
 		if err != nil {
 			return err
 		}
-		y, err := b.transfer(ctx, beside, streams)
+		y, err := b.transfer(ctx, beside, f)
 		if err != nil {
 			return err
 		}
 		speed = append(speed, pair{x.bitsPerSecond, y.bitsPerSecond})
 		cpu = append(cpu, pair{x.cpuPerGigabyte, y.cpuPerGigabyte})
-		b.say("%sstreams: %d, pair %d of %d: %s and %s, ratio %.3f; CPU %.3f", what, streams, i+1, b.pairs,
-			gigabits(x.bitsPerSecond), gigabits(y.bitsPerSecond), speed[i].ratio(), cpu[i].ratio())
+		b.say("%sstreams: %d, pair %d of %d: %s and %s, ratio %.3f; CPU %.3f and %.3f s per GB", what, f.streams, i+1, b.pairs,
+			gigabits(x.bitsPerSecond), gigabits(y.bitsPerSecond), speed[i].ratio(), x.cpuPerGigabyte, y.cpuPerGigabyte)
 	}
-	b.table.add(row{what: what + "TCP, streams: " + strconv.Itoa(streams), beside: beside.name, pairs: speed, unit: bandwidth, goal: atLeast})
-	b.table.add(row{what: what + "CPU per GB, streams: " + strconv.Itoa(streams), beside: beside.name, pairs: cpu, unit: duration})
+	b.table.add(row{what: what + "TCP, streams: " + strconv.Itoa(f.streams), beside: beside.name, pairs: speed, unit: bandwidth, goal: atLeast})
+	if beside.cpu != nil {
+		b.table.add(row{what: what + "CPU per GB, streams: " + strconv.Itoa(f.streams), beside: beside.name, pairs: cpu, unit: duration})
+	}
 	return nil
 }
 
@@ -68,20 +70,20 @@ func (s *side) addresses() (server, client string) {
 }
 
 // transfer sends from one pod to the other for a while.
-func (b *bench) transfer(ctx context.Context, s *side, streams int) (transfer, error) {
+func (b *bench) transfer(ctx context.Context, s *side, f flow) (transfer, error) {
 	server, client := s.addresses()
-	before, err := s.cpu()
+	before, err := s.used()
 	if err != nil {
 		return transfer{}, err
 	}
 	receiver, err := s.to.Start(sandbox.Command{
-		Name: "receive", Path: b.self, Args: []string{receiveMode, server, strconv.Itoa(streams)},
+		Name: "receive", Path: b.self, Args: []string{receiveMode, server, strconv.Itoa(f.streams)},
 	})
 	if err != nil {
 		return transfer{}, err
 	}
 	sender, err := s.from.Start(sandbox.Command{
-		Name: "send", Path: b.self, Args: []string{sendMode, client, strconv.Itoa(streams), b.seconds.String()},
+		Name: "send", Path: b.self, Args: []string{sendMode, client, strconv.Itoa(f.streams), b.seconds.String(), strconv.Itoa(f.message)},
 	})
 	if err != nil {
 		return transfer{}, err
@@ -93,7 +95,7 @@ func (b *bench) transfer(ctx context.Context, s *side, streams int) (transfer, e
 	if err != nil {
 		return transfer{}, err
 	}
-	after, err := s.cpu()
+	after, err := s.used()
 	if err != nil {
 		return transfer{}, err
 	}

@@ -7,10 +7,12 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/signal"
 	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/bench/measure"
@@ -23,11 +25,15 @@ const (
 	receiveMode = "receive"
 	askMode     = "ask"
 	answerMode  = "answer"
+	fetchMode   = "fetch"
+	serveMode   = "serve"
 )
 
-func trafficModes() []string { return []string{sendMode, receiveMode, askMode, answerMode} }
+func trafficModes() []string {
+	return []string{sendMode, receiveMode, askMode, answerMode, fetchMode, serveMode}
+}
 
-// trafficBuffer is what one call of read or write moves.
+// trafficBuffer is what one call of read or write moves, where nothing else is said.
 const trafficBuffer = 128 << 10
 
 // received is what a receiver prints: bytes, and seconds from the first to the
@@ -42,41 +48,59 @@ func (r received) bitsPerSecond() float64 { return 8 * float64(r.Bytes) / r.Seco
 // asked is what a client prints: how long its requests took, in seconds.
 type asked struct{ Median, P99 float64 }
 
-// traffic runs one of the modes: "send ADDRESS STREAMS DURATION", "receive ADDRESS STREAMS",
-// and "ask" and "answer" with the same arguments, which use one stream.
+// traffic runs one of the modes: "receive ADDRESS STREAMS", "send ADDRESS STREAMS DURATION
+// MESSAGE", "answer ADDRESS" and "serve ADDRESS" until SIGTERM, "ask ADDRESS DURATION" and "fetch
+// ADDRESS DURATION".
 func traffic(mode string, args []string) error {
-	if len(args) < 2 {
-		return fmt.Errorf("%s: too few arguments", mode)
+	arguments := map[string]int{receiveMode: 2, sendMode: 4, answerMode: 1, askMode: 2, serveMode: 1, fetchMode: 2}[mode]
+	if len(args) != arguments {
+		return fmt.Errorf("%s: %d arguments instead of %d", mode, len(args), arguments)
+	}
+	address := args[0]
+	switch mode {
+	case answerMode, serveMode:
+		asked := make(chan os.Signal, 1)
+		signal.Notify(asked, syscall.SIGTERM)
+		go func() {
+			<-asked
+			os.Exit(0)
+		}()
+		if mode == serveMode {
+			return serve(address)
+		}
+		return answer(address)
+	case askMode, fetchMode:
+		duration, err := time.ParseDuration(args[1])
+		if err != nil {
+			return err
+		}
+		ask := askFor
+		if mode == fetchMode {
+			ask = fetch
+		}
+		result, err := ask(address, duration)
+		if err != nil {
+			return err
+		}
+		return json.NewEncoder(os.Stdout).Encode(result)
 	}
 	streams, err := strconv.Atoi(args[1])
 	if err != nil {
 		return err
 	}
-	if mode == answerMode {
-		return answer(args[0])
-	}
 	if mode == receiveMode {
-		result, err := receive(args[0], streams)
+		result, err := receive(address, streams)
 		if err != nil {
 			return err
 		}
 		return json.NewEncoder(os.Stdout).Encode(result)
 	}
-	if len(args) < 3 {
-		return fmt.Errorf("%s: too few arguments", mode)
-	}
-	duration, err := time.ParseDuration(args[2])
-	if err != nil {
+	duration, durationErr := time.ParseDuration(args[2])
+	message, messageErr := strconv.Atoi(args[3])
+	if err := errors.Join(durationErr, messageErr); err != nil {
 		return err
 	}
-	if mode == askMode {
-		result, err := askFor(args[0], duration)
-		if err != nil {
-			return err
-		}
-		return json.NewEncoder(os.Stdout).Encode(result)
-	}
-	return send(args[0], streams, duration)
+	return send(address, flow{streams: streams, message: message}, duration)
 }
 
 // request is the size of a request and of its answer.
@@ -125,23 +149,30 @@ func answer(address string) error {
 	return err
 }
 
-// send writes to so many connections for a while.
-func send(address string, streams int, duration time.Duration) error {
-	conns := make([]net.Conn, streams)
+// flow is what a transfer sends: so many connections, with so many bytes in each write.
+type flow struct{ streams, message int }
+
+// send writes to connections for a while. As in netperf and iperf3, the kernel may put several
+// small messages into one segment.
+func send(address string, f flow, duration time.Duration) error {
+	conns := make([]net.Conn, f.streams)
 	for i := range conns {
 		conn, err := dialPatiently(address)
 		if err != nil {
 			return err
 		}
+		if err := conn.(*net.TCPConn).SetNoDelay(false); err != nil {
+			return err
+		}
 		conns[i] = conn
 	}
-	return each(streams, func(i int) error {
+	return each(f.streams, func(i int) error {
 		defer conns[i].Close()
 		// Closing the connection sends what the kernel still holds.
 		if err := conns[i].SetWriteDeadline(time.Now().Add(duration)); err != nil {
 			return err
 		}
-		buffer := make([]byte, trafficBuffer)
+		buffer := make([]byte, f.message)
 		for {
 			_, err := conns[i].Write(buffer)
 			if errors.Is(err, os.ErrDeadlineExceeded) {
