@@ -345,6 +345,8 @@ func TestNodeLocal(t *testing.T) {
 		"stub domains":       {local + rest, `{"cluster.gcp": ["10.96.0.11"], "cluster.global.": ["10.96.0.11"]}`, nil, ""},
 		"everything goes on": {local + strings.Replace(rest, "UPSTREAM__SERVERS", "CLUSTER__DNS", 1), "", nil, ""},
 		"one for all":        {rest, "", nil, ""},
+		"none for the rest":  {local, "", asked, ""},
+		"none at all":        {"", "", asked, ""},
 	} {
 		objects := []runtime.Object{configMap("coredns", map[string]string{"Corefile": server + "}\n"}), deployment("coredns", "coredns", ""), nodeLocal(),
 			configMap("node-local-dns", map[string]string{"Corefile": c.corefile}), configMap("kube-dns", map[string]string{"stubDomains": c.stubs})}

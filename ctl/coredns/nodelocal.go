@@ -101,10 +101,10 @@ func (n *NodeLocal) nearest(zone string) (*Server, bool) {
 		}
 		_, parent, found := strings.Cut(at, ".")
 		switch {
-		case found:
-			at = parent
 		case at == ".":
 			return nil, false
+		case found:
+			at = parent
 		default:
 			at = "."
 		}
