@@ -11,6 +11,7 @@ import (
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
+	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
 )
 
 // named returns an error unless the name of each cluster is that of its installation:
@@ -79,7 +80,14 @@ an interruption the next run continues.`,
 			var errs []error
 			handed := map[*cli.Cluster]map[string][]string{}
 			for _, p := range pairs {
-				tools, none, err := Hand(ctx, p.From, p.To, All)
+				installed, err := inspect.Tools(ctx, p.To)
+				if err == nil && len(installed) == 0 { // They may be installed after this.
+					installed = manifests.Tools()
+				}
+				var tools, none []string
+				if err == nil {
+					tools, none, err = Hand(ctx, p.From, p.To, installed, All)
+				}
 				if err != nil {
 					errs = append(errs, err)
 					continue

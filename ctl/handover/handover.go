@@ -41,13 +41,13 @@ const (
 // handed is the credentials of one tool.
 type handed struct{ tool, token, ca string }
 
-// Hand hands over credentials for cluster from to cluster to. It returns the tools that got
-// new ones, and those without an account in from. Nothing is written unless all credentials
-// are valid.
-func Hand(ctx context.Context, from, to *cli.Cluster, mode Mode) (tools, none []string, err error) {
+// Hand hands over credentials for cluster from to cluster to, for those tools that it has: only
+// a thief needs the others. It returns the tools that got new ones, and those without an account in from.
+// Nothing is written unless all credentials are valid.
+func Hand(ctx context.Context, from, to *cli.Cluster, installed []string, mode Mode) (tools, none []string, err error) {
 	var anchors []*corev1.Secret
 	var names []string // of the tools, in the order of the anchors
-	for _, tool := range manifests.Tools() {
+	for _, tool := range installed {
 		anchor, err := from.Client.CoreV1().Secrets(cli.Namespace).Get(ctx, account(tool, to.Name), metav1.GetOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return nil, nil, fmt.Errorf("%s: read the Secret %s: %w", from.Name, account(tool, to.Name), err)

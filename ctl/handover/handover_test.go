@@ -20,6 +20,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 )
 
@@ -87,7 +88,7 @@ func TestHand(t *testing.T) {
 		secretOf("semaphore-wireguard-remotes", corev1.SecretTypeOpaque, map[string][]byte{"merit.token": []byte("x")}), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	tools, none, err := Hand(t.Context(), gcp, aws, All)
+	tools, none, err := Hand(t.Context(), gcp, aws, manifests.Tools(), All)
 	if err != nil || !cmp.Equal(tools, []string{"wireguard", "policy"}) || !cmp.Equal(none, []string{"mirror"}) {
 		t.Errorf("handed over %q, not %q, error %v", tools, none, err)
 	}
@@ -99,6 +100,21 @@ func TestHand(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" || issued == "" {
 		t.Errorf("stored (-want +got):\n%s", diff)
+	}
+}
+
+// A token of a tool that the neighbour doesn't have would be of use to a thief alone.
+func TestNoTokenForToolsThatAreNotInstalled(t *testing.T) {
+	gcp, aws := neighbours(kubetest.Certificate(t), month,
+		secretOf("semaphore-wireguard-remote-aws", corev1.SecretTypeOpaque, nil), secretOf("semaphore-policy-remote-aws", corev1.SecretTypeOpaque, nil))
+	tools, none, err := Hand(t.Context(), gcp, aws, []string{manifests.WireGuard}, All)
+	if err != nil || !cmp.Equal(tools, []string{manifests.WireGuard}) || len(none) > 0 {
+		t.Errorf("handed over %q, not %q, error %v", tools, none, err)
+	}
+	for key := range stored(t, aws) {
+		if !strings.HasPrefix(key, "semaphore-wireguard-remotes ") {
+			t.Errorf("stored %s", key)
+		}
 	}
 }
 
@@ -136,7 +152,7 @@ func TestMissing(t *testing.T) {
 			map[string][]byte{"gcp.token": []byte(c.token), "gcp.ca.crt": []byte(c.ca)}), metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		tools, _, err := Hand(t.Context(), gcp, aws, Missing)
+		tools, _, err := Hand(t.Context(), gcp, aws, manifests.Tools(), Missing)
 		if err != nil || (len(tools) == 0) != c.stays {
 			t.Errorf("%s: handed over %q, error %v", what, tools, err)
 		}
@@ -168,7 +184,7 @@ func TestRefused(t *testing.T) {
 		"a huge authority":            {good, strings.Repeat(ca, 1000)},
 	} {
 		gcp, aws := neighbours(c.ca, func(string) string { return c.token }, secretOf(name, corev1.SecretTypeOpaque, nil))
-		_, _, err := Hand(t.Context(), gcp, aws, All)
+		_, _, err := Hand(t.Context(), gcp, aws, manifests.Tools(), All)
 		if err == nil || !strings.HasPrefix(err.Error(), "gcp: ") || strings.Contains(err.Error(), "secret words") || strings.Contains(err.Error(), "eyJ") {
 			t.Errorf("%s: error %v", what, err)
 		}
@@ -192,7 +208,7 @@ func TestRefused(t *testing.T) {
 		}
 	}
 	gcp, aws := neighbours(ca, month)
-	if _, _, err := Hand(t.Context(), gcp, aws, All); err == nil || !strings.Contains(err.Error(), "gcp: it has no accounts for aws") {
+	if _, _, err := Hand(t.Context(), gcp, aws, manifests.Tools(), All); err == nil || !strings.Contains(err.Error(), "gcp: it has no accounts for aws") {
 		t.Errorf("without any Secret: %v", err)
 	}
 }

@@ -206,12 +206,8 @@ func (f *Facts) readInstalled(ctx context.Context, c *cli.Cluster) error {
 		return err
 	}
 	for _, w := range workloads {
-		tool, known := programs[w.Name]
-		if !known {
+		if _, known := programs[w.Name]; !known {
 			continue
-		}
-		if tool != "" {
-			i.Tools = append(i.Tools, tool)
 		}
 		i.Relay = i.Relay || w.Name == Relay
 		i.Image, i.PullSecret = cmp.Or(w.Image, i.Image), cmp.Or(w.pullSecret, i.PullSecret)
@@ -223,7 +219,7 @@ func (f *Facts) readInstalled(ctx context.Context, c *cli.Cluster) error {
 			i.Relayed = cmp.Or(w.remotesFrom, i.Settings[RemotesFrom]) == RemotesFromRelay
 		}
 	}
-	slices.Sort(i.Tools)
+	i.Tools = tools(workloads)
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -33,6 +34,22 @@ type Workload struct {
 
 // programs maps names of workloads to tools; semaphore-relay is part of no tool.
 var programs = map[string]string{WireGuard: manifests.WireGuard, ServiceMirror: manifests.Mirror, NetworkPolicy: manifests.Policy, Relay: ""}
+
+// Tools returns the tools whose programs a cluster has.
+func Tools(ctx context.Context, c *cli.Cluster) ([]string, error) {
+	workloads, err := readWorkloads(ctx, c.Client)
+	return tools(workloads), err
+}
+
+func tools(workloads []Workload) (names []string) {
+	for _, w := range workloads {
+		if tool := programs[w.Name]; tool != "" {
+			names = append(names, tool)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
 
 // RemotesFrom is the setting that determines where agents read nodes, and RemotesFromRelay its
 // value for those that read the objects of semaphore-relay.

@@ -59,6 +59,7 @@ type installation struct {
 	// handed are the tools for which this run has handed over tokens, by cluster and the one
 	// whose tokens they are.
 	handed []map[string][]string
+	gone   bool // leave --gone
 }
 
 func newInstallation(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Options) *installation {
@@ -432,7 +433,7 @@ func (a *installation) handAll(ctx context.Context) error {
 			if from == to {
 				continue
 			}
-			tools, _, err := handover.Hand(ctx, from, to, handover.Missing)
+			tools, _, err := handover.Hand(ctx, from, to, a.wanted[i].Tools, handover.Missing)
 			errs = append(errs, err)
 			a.handed[i][from.Name] = tools
 			if len(tools) > 0 {
