@@ -105,7 +105,7 @@ func readAccount(ctx context.Context, p Pair, tool string, toRevoke bool) (*revo
 		if err := check(anchor, true); err != nil && toRevoke {
 			return nil, fmt.Errorf("the Secret %s: %w", name, err)
 		}
-		r.account = &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: cli.Namespace, Labels: anchor.Labels}}
+		r.account = &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: cli.Namespace, Labels: anchor.Labels, Annotations: manifests.OwnerOf(anchor)}}
 	}
 	found, err := p.From.Client.CoreV1().ServiceAccounts(cli.Namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {

@@ -20,6 +20,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/synctest"
 )
@@ -118,6 +119,24 @@ func secretFor(name string) *corev1.Secret {
 	s := secretOf(name, corev1.SecretTypeOpaque, nil)
 	s.Labels = map[string]string{"i": "j"}
 	return s
+}
+
+// An account that an interrupted run has deleted is of the release again, or the next join would refuse
+// it as another's.
+func TestRestoredAccountsAreOfTheRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		anchor := secretFor(agents)
+		anchor.Labels = map[string]string{manifests.ManagedLabel: "Helm"}
+		anchor.Annotations = map[string]string{"meta.helm.sh/release-name": manifests.Release, "meta.helm.sh/release-namespace": cli.Namespace, "k": "l"}
+		j := newJournal(t, anchor)
+		if err := Restore(t.Context(), quiet(), []Pair{{j.gcp, j.aws}}); err != nil {
+			t.Fatal(err)
+		}
+		account, err := j.gcp.Client.CoreV1().ServiceAccounts(cli.Namespace).Get(t.Context(), agents, metav1.GetOptions{})
+		if err != nil || !manifests.Ours(account) || len(account.Annotations) != 2 {
+			t.Errorf("restored %+v, error %v", account, err)
+		}
+	})
 }
 
 // TestRevoke checks the order: no account is created before the wait, which is the same for all.

@@ -35,6 +35,15 @@ func Ours(o metav1.Object) bool {
 	return by == Manager || by == byHelm && of[releaseName] == Release && of[releaseNamespace] == cli.Namespace
 }
 
+// OwnerOf returns the annotations by which Helm knows an object of a release; nil: it is of none.
+func OwnerOf(o metav1.Object) map[string]string {
+	of := o.GetAnnotations()
+	if of[releaseName] == "" {
+		return nil
+	}
+	return map[string]string{releaseName: of[releaseName], releaseNamespace: of[releaseNamespace]}
+}
+
 // OfRelease returns a rendered object as Helm applies it.
 func OfRelease(o *unstructured.Unstructured) *unstructured.Unstructured {
 	o = o.DeepCopy()
