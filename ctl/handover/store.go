@@ -40,6 +40,18 @@ func Forget(ctx context.Context, c *cli.Cluster, other string) error {
 	return errors.Join(errs...)
 }
 
+// Shut deletes the accounts of another cluster in a cluster, and so its tokens.
+func Shut(ctx context.Context, c *cli.Cluster, other string) error {
+	var errs []error
+	for _, tool := range manifests.Tools() {
+		err := c.Client.CoreV1().ServiceAccounts(cli.Namespace).Delete(ctx, account(tool, other), metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("%s: delete the ServiceAccount %s: %w", c.Name, account(tool, other), err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // change sets keys of a tool's Secret, and removes those whose value is nil.
 func change(ctx context.Context, c *cli.Cluster, tool string, data map[string][]byte) error {
 	patch, err := json.Marshal(map[string]any{"data": data})

@@ -38,6 +38,16 @@ type Node struct {
 	Renewed time.Time
 }
 
+// Waiting returns the number of nodes whose agents don't run, because the nodes aren't ready.
+func (f *Facts) Waiting() (count int) {
+	for i := range f.Nodes {
+		if n := &f.Nodes[i]; n.Agentless() == "" && n.Ready != string(corev1.ConditionTrue) {
+			count++
+		}
+	}
+	return count
+}
+
 // Agentless returns why the DaemonSet of deploy/wireguard selects no pod for a node, or
 // nothing.
 func (n *Node) Agentless() string {

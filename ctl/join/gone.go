@@ -2,11 +2,13 @@ package join
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
+	"github.com/kube-semaphore/kube-semaphore/ctl/handover"
 	"github.com/kube-semaphore/kube-semaphore/ctl/inspect"
 	"github.com/kube-semaphore/kube-semaphore/internal/cluster"
 )
@@ -25,6 +27,7 @@ func leaveGone(ctx context.Context, s *cli.Session, gone string, names []string)
 	}
 	s.Say("checking %s", strings.Join(names, ", "))
 	a := newInstallation(ctx, s, clusters, Options{})
+	a.gone = true
 	if err := a.mayLeave(ctx); err != nil {
 		return err
 	}
@@ -36,4 +39,17 @@ func leaveGone(ctx context.Context, s *cli.Session, gone string, names []string)
 		s.Say("%s itself is unchanged: should it exist again, uninstall it: %s", gone, s.Line("leave", "--alone", gone))
 	}
 	return nil
+}
+
+// shut deletes the accounts of clusters that are gone. It is the first step: programs of a node that
+// isn't ready make the others wait, and the tokens may be in anyone's hands.
+func (a *installation) shut(ctx context.Context, c *cli.Cluster, gone []cluster.Name) error {
+	if !a.gone {
+		return nil
+	}
+	var errs []error
+	for _, remote := range gone {
+		errs = append(errs, handover.Shut(ctx, c, string(remote)))
+	}
+	return errors.Join(errs...)
 }

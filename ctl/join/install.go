@@ -147,7 +147,7 @@ func (a *installation) waitAll(ctx context.Context) error {
 			if !slices.Contains(workloads, o.GetKind()) || o.GetKind() == "CronJob" {
 				continue
 			}
-			if err := rolledOut(ctx, c, o); err != nil {
+			if err := rolledOut(ctx, c, o, a.facts[i].Waiting()); err != nil {
 				return fmt.Errorf("%s: %s %s: %w", c.Name, o.GetKind(), o.GetName(), err)
 			}
 		}
@@ -156,8 +156,9 @@ func (a *installation) waitAll(ctx context.Context) error {
 	})
 }
 
-// rolledOut waits until all pods of a workload are of its latest generation, and ready.
-func rolledOut(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured) error {
+// rolledOut waits until all pods of a workload are of its latest generation, and ready, but for those of
+// agents on so many nodes that aren't ready.
+func rolledOut(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured, down int) error {
 	objects, err := resourceOf(ctx, c, o)
 	if err != nil {
 		return err
@@ -167,7 +168,7 @@ func rolledOut(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured
 		if err != nil {
 			return err
 		}
-		return rollout(now)
+		return rollout(now, down)
 	})
 	if err != nil {
 		return fmt.Errorf("%w; see %s", err, c.Kubectl("-n %s get pods", cli.Namespace))
@@ -175,14 +176,14 @@ func rolledOut(ctx context.Context, c *cli.Cluster, o *unstructured.Unstructured
 	return nil
 }
 
-func rollout(o *unstructured.Unstructured) error {
+func rollout(o *unstructured.Unstructured, down int) error {
 	number := func(fields ...string) int64 {
 		n, _, _ := unstructured.NestedInt64(o.Object, fields...)
 		return n
 	}
 	want, updated, ready := number("spec", "replicas"), number("status", "updatedReplicas"), number("status", "readyReplicas")
 	if o.GetKind() == "DaemonSet" {
-		want, updated, ready = number("status", "desiredNumberScheduled"), number("status", "updatedNumberScheduled"), number("status", "numberReady")
+		want, updated, ready = number("status", "desiredNumberScheduled")-int64(down), number("status", "updatedNumberScheduled"), number("status", "numberReady")
 	}
 	total := number("status", "replicas")
 	if number("status", "observedGeneration") < o.GetGeneration() || updated < want || ready < want || o.GetKind() == "Deployment" && total > want {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -208,6 +209,7 @@ func (a *installation) leaveSome(ctx context.Context, i int, c *cli.Cluster, p l
 	a.wanted[i] = a.present(i)
 	a.wanted[i].Settings, a.wanted[i].Remotes = p.settings, p.settings.Remotes()
 	_, err := one.steps(ctx,
+		step{"access", func(ctx context.Context) error { return a.shut(ctx, c, p.from) }},
 		step{"settings", one.start},
 		step{"programs", one.advance},
 		step{"names", one.nameAll},
@@ -277,21 +279,44 @@ func deleteSets(ctx context.Context, c *cli.Cluster, f *inspect.Facts, selector 
 // deleteAll deletes the objects of a resource in a namespace, or in all, that match a selector. The resource may not be
 // served.
 func deleteAll(ctx context.Context, c *cli.Cluster, r schema.GroupVersionResource, namespace, selector string) error {
-	var found []types.NamespacedName
-	err := cli.ListUntyped(ctx, c.Dynamic.Resource(r).Namespace(namespace), metav1.ListOptions{LabelSelector: selector}, func(o *unstructured.Unstructured) error {
-		found = append(found, types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()})
-		return nil
-	})
-	if apierrors.IsNotFound(err) {
-		return nil
+	const atOnce = 10_000 // The programs make more objects than a list may have.
+	deleted := map[types.NamespacedName]bool{}
+	for {
+		var found []types.NamespacedName
+		err := cli.ListUntyped(ctx, c.Dynamic.Resource(r).Namespace(namespace), metav1.ListOptions{LabelSelector: selector}, func(o *unstructured.Unstructured) error {
+			if name := (types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}); !deleted[name] {
+				found = append(found, name)
+			}
+			if len(found) == atOnce {
+				return cli.ErrEnough
+			}
+			return nil
+		})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("%s: list %s: %w", c.Name, r.Resource, err)
+		}
+		var errs []error
+		for _, o := range found {
+			deleted[o] = true
+			if err := c.Dynamic.Resource(r).Namespace(o.Namespace).Delete(ctx, o.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+				errs = append(errs, fmt.Errorf("%s: delete %s %s: %w", c.Name, r.Resource, o.Name, err))
+			}
+		}
+		if len(found) < atOnce || len(errs) > 0 {
+			return errors.Join(errs...)
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("%s: list %s: %w", c.Name, r.Resource, err)
-	}
+}
+
+// deleteLeases deletes Leases of programs, which mustn't run.
+func deleteLeases(ctx context.Context, c *cli.Cluster, names ...string) error {
 	var errs []error
-	for _, o := range found {
-		if err := c.Dynamic.Resource(r).Namespace(o.Namespace).Delete(ctx, o.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			errs = append(errs, fmt.Errorf("%s: delete %s %s: %w", c.Name, r.Resource, o.Name, err))
+	for _, name := range names {
+		if err := c.Client.CoordinationV1().Leases(cli.Namespace).Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("%s: delete Lease %s: %w", c.Name, name, err))
 		}
 	}
 	return errors.Join(errs...)
@@ -325,6 +350,8 @@ func (a *installation) leaveEntirely(ctx context.Context, i int, c *cli.Cluster)
 			f.MultiCluster.Installed = len(f.MultiCluster.CRDs) > 0
 			return errors.Join(
 				deleteAll(ctx, c, schema.GroupVersionResource{Version: "v1", Resource: "services"}, mirrorNamespace(f), "mirrored-svc=true"),
+				deleteAll(ctx, c, discoveryv1.SchemeGroupVersion.WithResource("endpointslices"), mirrorNamespace(f), discoveryv1.LabelManagedBy+"="+mirrorName),
+				deleteLeases(ctx, c, inspect.ServiceMirror, inspect.NetworkPolicy),
 				deleteImports(ctx, c, f),
 				forgetExports(ctx, c, f),
 				deleteSets(ctx, c, f, "managed-by=semaphore-policy"))

@@ -3,6 +3,7 @@ package join
 import (
 	"errors"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -168,5 +169,25 @@ func TestDiscoveryIsNarrow(t *testing.T) {
 	}
 	if asked != len(versions) || asked > 12 {
 		t.Errorf("%d group versions were asked for %d times", len(versions), asked)
+	}
+}
+
+// TestDeleteAllOfMany deletes more objects than a list may have.
+func TestDeleteAllOfMany(t *testing.T) {
+	if testing.Short() {
+		t.Skip("20,500 objects take seconds")
+	}
+	const count = 20_500
+	all := make([]*unstructured.Unstructured, count)
+	for i := range all {
+		all[i] = object(cli.Namespace, "gcp", "n"+strconv.Itoa(i))
+	}
+	c := relayCluster(t, all)
+	if err := deleteAll(t.Context(), c, resourceOfPeers(), cli.Namespace, ""); err != nil {
+		t.Fatal(err)
+	}
+	left, err := peers(c).List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(left.Items) > 0 {
+		t.Errorf("%d objects are left, error %v", len(left.Items), err)
 	}
 }

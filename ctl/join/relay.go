@@ -159,7 +159,7 @@ func (a *installation) removeRelay(ctx context.Context, c *cli.Cluster, f *inspe
 		return nil
 	}
 	crd, err := crds(c).Get(ctx, v1alpha1.Resource+"."+v1alpha1.GroupVersion().Group, metav1.GetOptions{})
-	if !installed && (err != nil || !manifests.Ours(crd)) {
+	if !installed && (apierrors.IsNotFound(err) || err == nil && !manifests.Ours(crd)) {
 		return nil
 	}
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -193,13 +193,7 @@ func forgetPeers(ctx context.Context, c *cli.Cluster) error {
 	if err != nil {
 		return fmt.Errorf("%s: list the Leases of semaphore-relay: %w", c.Name, err)
 	}
-	errs := []error{deleteAll(ctx, c, resourceOfPeers(), cli.Namespace, "")}
-	for _, name := range append(names, inspect.Relay) {
-		if err := leases.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			errs = append(errs, fmt.Errorf("%s: delete Lease %s: %w", c.Name, name, err))
-		}
-	}
-	return errors.Join(errs...)
+	return errors.Join(deleteAll(ctx, c, resourceOfPeers(), cli.Namespace, ""), deleteLeases(ctx, c, append(names, inspect.Relay)...))
 }
 
 // stop deletes Deployments, and waits until their pods are gone: they would create deleted

@@ -45,6 +45,10 @@ func (a *installation) withdraw(ctx context.Context, i int, c *cli.Cluster, p le
 		settings.Depart(p.from)
 		wanted.Leaving = settings.Departed()
 	}); err != nil {
+		if p.entirely && ctx.Err() == nil { // A setting that no program takes keeps no cluster from being left.
+			a.Warn("%s: its settings can't be changed, so that endpoints aren't withdrawn: requests to global services may fail until it has left: %v", c.Name, err)
+			return nil
+		}
 		return err
 	}
 	from := strings.ReplaceAll(list(p.from), ",", ", ")
@@ -79,7 +83,7 @@ func (a *installation) withdraw(ctx context.Context, i int, c *cli.Cluster, p le
 func (a *installation) rolledOut(ctx context.Context, i int, name string) error {
 	for _, o := range a.objects[i] {
 		if o.GetKind() == "Deployment" && o.GetName() == name {
-			return rolledOut(ctx, a.clusters[i], o)
+			return rolledOut(ctx, a.clusters[i], o, 0)
 		}
 	}
 	return nil
