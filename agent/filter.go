@@ -15,8 +15,8 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/routes"
 )
 
-// ruleset returns where packets of remotes arrive and leave. Those of refused remotes
-// don't arrive: their sources are not checked.
+// ruleset returns where packets of remotes arrive and leave. Those of refused and of removed remotes
+// don't arrive.
 func (a *agent) ruleset() routes.Ruleset {
 	rules := routes.Ruleset{Mark: a.cfg.Mark, Ports: map[string]int{}, Map: a.mapping()}
 	if _, port, err := net.SplitHostPort(a.cfg.ListenAddress); err == nil {
@@ -35,11 +35,17 @@ func (a *agent) ruleset() routes.Ruleset {
 			}
 			rules.Ports[r.device.Name()] = port
 			rules.Shared = append(rules.Shared, routes.Origin{Device: r.device.Name(), Subnets: *r.shared.Load()})
+		} else {
+			rules.Gone = append(rules.Gone, r.device.Name())
 		}
 		rules.Exits = append(rules.Exits, routes.Exit{Device: r.device.Name(), Subnets: r.guarded()})
 	}
+	rules.Gone = append(rules.Gone, a.host.removed.links()...)
 	if removed := a.host.removed.subnets(time.Now()); len(removed) > 0 {
 		rules.Exits = append(rules.Exits, routes.Exit{Subnets: removed})
+		if a.cfg.SourceFilter {
+			rules.Origins = append(rules.Origins, routes.Origin{Subnets: removed})
+		}
 	}
 	return rules
 }
@@ -47,7 +53,7 @@ func (a *agent) ruleset() routes.Ruleset {
 // syncFilter installs the packet filter. It notes the counts, so that their changes have a time
 // without a reader of status or metrics.
 func (h *host) syncFilter(ctx context.Context) (effect, error) {
-	if err := h.findRemoved(); err != nil {
+	if err := h.findRemoved(ctx); err != nil {
 		return effect{}, err
 	}
 	a := h.agent

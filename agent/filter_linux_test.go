@@ -146,8 +146,9 @@ func TestRemovedRemotesAreRefusedForATime(t *testing.T) {
 		}
 		rules := a.ruleset()
 		exits := slices.ContainsFunc(rules.Exits, func(e routes.Exit) bool { return e.Device == "" && slices.Contains(e.Subnets, gone) })
-		if state, err := a.host.filter.Status(t.Context(), rules); err != nil || !state.Exit || exits != want {
-			t.Errorf("%s: exit filter %+v, %v, refused: %v, want %v", what, state, err, exits, want)
+		arrive := !slices.ContainsFunc(rules.Origins, func(o routes.Origin) bool { return o.Device == "" && slices.Contains(o.Subnets, gone) })
+		if state, err := a.host.filter.Status(t.Context(), rules); err != nil || !state.Exit || !state.Arrival || exits != want || arrive == want {
+			t.Errorf("%s: filter %+v, %v, refused: %v, allowed as sources: %v, want %v", what, state, err, exits, arrive, want)
 		}
 		if rep := a.status().(statuspage.Agent).Removed; (rep != nil) != want {
 			t.Errorf("%s: reported %+v", what, rep)

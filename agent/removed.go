@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"net/netip"
 	"slices"
 	"sync"
@@ -9,6 +10,7 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/internal/statuspage"
 	"github.com/kube-semaphore/kube-semaphore/peers"
 	"github.com/kube-semaphore/kube-semaphore/routes"
+	"github.com/kube-semaphore/kube-semaphore/tunnel"
 )
 
 // removed are pod subnets that are no longer configured, mostly of a removed remote. For a time their
@@ -17,14 +19,15 @@ import (
 type removed struct {
 	mu       sync.Mutex
 	found    bool
+	devices  []string // of removed remotes
 	until    time.Time
 	retained []netip.Prefix
 	occupied []routes.Occupied // that this node depends on
 }
 
-// findRemoved finds them, in the first pass since start, by the policy rules that an earlier
-// process left.
-func (h *host) findRemoved() error {
+// findRemoved finds them, in the first pass since start, by the policy rules and the devices that an
+// earlier process left.
+func (h *host) findRemoved(ctx context.Context) error {
 	a, removed := h.agent, &h.removed
 	removed.mu.Lock()
 	defer removed.mu.Unlock()
@@ -34,6 +37,15 @@ func (h *host) findRemoved() error {
 	fenced, err := h.table.Fenced()
 	if err != nil {
 		return err
+	}
+	links, err := tunnel.List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, l := range links {
+		if !a.configured(l.Name) {
+			removed.devices = append(removed.devices, l.Name)
+		}
 	}
 	for _, own := range a.cfg.PodSubnetsMap.Virtuals() {
 		fenced = without(fenced, own)
@@ -75,6 +87,13 @@ func halves(p netip.Prefix) []netip.Prefix {
 	upper[p.Bits()/8] |= 0x80 >> (p.Bits() % 8)
 	addr, _ := netip.AddrFromSlice(upper)
 	return []netip.Prefix{netip.PrefixFrom(p.Addr(), p.Bits()+1), netip.PrefixFrom(addr, p.Bits()+1)}
+}
+
+// links returns the names of the devices of removed remotes.
+func (r *removed) links() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.devices
 }
 
 // exclude leaves out the subnets that overlap something this node depends on.

@@ -17,7 +17,7 @@ import (
 // been verified, its source until this node's pod prefixes have been read.
 func (h *host) syncRoutes(ctx context.Context) (effect, error) {
 	h.settled = false
-	if err := h.findRemoved(); err != nil {
+	if err := h.findRemoved(ctx); err != nil {
 		return effect{}, err
 	}
 	a := h.agent

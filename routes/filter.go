@@ -51,6 +51,8 @@ type Ruleset struct {
 	// that aren't for pods or this host, see docs/decisions/0050.
 	Ports  map[string]int
 	Status int
+	// Gone are the devices that are to be removed. Nothing that arrives through them passes.
+	Gone []string
 	// Map has the subnets of this cluster's pods with virtual ones: packets to these that arrive
 	// through a device of the exits get the address of a pod, and packets of pods that leave
 	// through one a virtual address. Packets to a virtual address are dropped where they leave.

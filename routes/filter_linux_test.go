@@ -274,6 +274,30 @@ func TestForgedSourcesAreDropped(t *testing.T) {
 	}
 }
 
+// The rules for a remote go with its configuration, and its device later: until then nothing passes
+// through it, neither a packet of its own pods nor any other.
+func TestNothingArrivesThroughDevicesThatGo(t *testing.T) {
+	b := newForgeBed(t)
+	origins := Origin{Device: shortened, Subnets: prefixes("10.5.0.0/16", "fd05::/48")}
+	b.do(t, b.host, func() error {
+		_, err := NewFilter(slog.New(slog.DiscardHandler)).Sync(t.Context(), Ruleset{Origins: []Origin{origins}, Gone: []string{gcpOrigin()[0].Device}})
+		return err
+	})
+	stays := b.sender(t, b.merit, "10.5.1.1", "fd05::1")
+	for what, s := range map[string]sender{
+		"its pod":     b.sender(t, b.gcp, "10.4.1.1", "fd04::1"),
+		"a local pod": b.sender(t, b.gcp, "10.1.4.5", "fd01:0:0:4::5"),
+	} {
+		for _, to := range b.targets {
+			before := b.received.Load()
+			b.send(t, s, to)
+			if got := b.delivered(t, stays, to); got != 1 || b.received.Load() != before+1 {
+				t.Errorf("%s to %s: %d of 1 packets of another remote arrive, and %d in all", what, to, got, b.received.Load()-before)
+			}
+		}
+	}
+}
+
 // A table is replaced atomically: no packet of a stream slips through.
 func TestFilterIsReplacedWithoutAGap(t *testing.T) {
 	b := newForgeBed(t)

@@ -254,13 +254,19 @@ func (r *Ruleset) rulesFor(chain string, c claim) []object {
 }
 
 // leading returns the rules at the beginning of a chain, which none of the others needs: they lead what
-// comes through tunnels to a chain of its own.
+// comes through tunnels to a chain of its own, and drop what comes through devices that go.
 func (r *Ruleset) leading(chain string) []object {
 	to, leads := map[string]string{arrivalChain: controlChain, inputChain: fromTunnelsChain, forwardedChain: transitChain}[chain]
 	if !leads {
 		return nil
 	}
-	return jumps(chain, r.tunnels(), to, unix.NFT_META_IIFNAME)
+	rules := jumps(chain, r.tunnels(), to, unix.NFT_META_IIFNAME)
+	if chain == arrivalChain {
+		for _, device := range r.Gone {
+			rules = append(rules, ruleObject(chain, through(unix.NFT_META_IIFNAME, device), counted(verdictDrop)))
+		}
+	}
+	return rules
 }
 
 // tunnels returns the exits through devices that are used.
