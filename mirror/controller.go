@@ -257,21 +257,22 @@ func (c *Controller) due() (first time.Time) {
 // desired state to the writer. Without one it only computes their status. It makes no request and
 // never fails.
 func (c *Controller) Reconcile(context.Context) error {
-	names, first := c.pass(time.Now())
+	losing, names, first := c.pass(time.Now())
 	if c.leading() != nil && !first {
+		c.addNow(losing...) // What else of these fails doesn't delay it.
 		c.add(names...)
 		return nil
 	}
-	for len(names) > 0 {
+	for names = append(losing, names...); len(names) > 0; {
 		_, _, next := c.plan(names[0])
 		names = append(names[1:], next...)
 	}
 	return nil
 }
 
-// pass updates the state, and returns the services that may have changed. The first one is that of
-// existing objects alone, so that they have their part of each quota before others.
-func (c *Controller) pass(now time.Time) (names []string, first bool) {
+// pass updates the state, and returns the services that may have changed: see state.take. The first
+// one is that of existing objects alone, so that they have their part of each quota before others.
+func (c *Controller) pass(now time.Time) (losing, names []string, first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.state
@@ -279,17 +280,17 @@ func (c *Controller) pass(now time.Time) (names []string, first bool) {
 	known := c.local.read(s)
 	zones, zonesKnown := c.local.readNodes(s)
 	if reported := c.local.readReports(s, now); !known || !reported {
-		return nil, false
+		return nil, nil, false
 	}
 	s.nodes(zones)
 	if !c.ready {
 		c.ready = true
 		s.local.update(now, s.touch)
 		s.wait(future(now, c.importAfter), future(now, c.removeAt))
-		names = s.take()
+		losing, names = s.take()
 		s.touchAll() // to be written
 		c.trigger.Fire()
-		return names, true
+		return losing, names, true
 	}
 	for _, src := range c.sources {
 		synced, stale := src.Read(func(drained bool) { s.drain(src.Cluster, drained) })
@@ -311,7 +312,8 @@ func (c *Controller) pass(now time.Time) (names []string, first bool) {
 		}
 	}
 	c.judge(now)
-	return s.take(), false
+	losing, names = s.take()
+	return losing, names, false
 }
 
 // future returns a time that has not passed; zero: it has.
@@ -416,6 +418,14 @@ func (c *Controller) add(names ...string) {
 	if writer := c.leading(); writer != nil {
 		c.metrics.adds.WithLabelValues(queueName).Add(float64(len(names)))
 		writer.Add(names...)
+	}
+}
+
+// addNow is add without a wait for the end of a back-off: see keep.Writer.
+func (c *Controller) addNow(names ...string) {
+	if writer := c.leading(); writer != nil {
+		c.metrics.adds.WithLabelValues(queueName).Add(float64(len(names)))
+		writer.AddNow(names...)
 	}
 }
 

@@ -3,6 +3,7 @@ package mirror
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -68,7 +69,7 @@ func newExportState(configs []clusterConfig) *state {
 
 // plans plans the services that may have changed.
 func (s *state) plans(f func(want *Service, have *Observed)) {
-	for _, name := range s.take() {
+	for _, name := range slices.Concat(s.take()) {
 		want, have, _ := s.plan(name)
 		want.seal(s.sums, &have, &s.local.answers)
 		f(&want, &have)

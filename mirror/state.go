@@ -35,7 +35,8 @@ type claimant struct {
 }
 
 // state is the observed state of all clusters, with indexes by the name of the local service. It
-// collects the names of services that may differ from their desired state.
+// collects the names of services that may differ from their desired state, and of those of them that
+// may have to lose endpoints.
 type state struct {
 	sums     summer
 	clusters map[string]*cluster
@@ -61,13 +62,14 @@ type state struct {
 	// them.
 	localMinimum int
 	changed      map[string]struct{}
+	losing       map[string]struct{} // some of changed
 }
 
 // newState returns an empty state with sets of the given kinds. home is the namespace of mirrors.
 func newState(clusters []*cluster, kinds []published.Kind, home string, local *local, sums summer) *state {
 	s := &state{
 		now: time.Now(), sums: sums, clusters: map[string]*cluster{}, sets: map[published.ID]*published.Set{}, claims: map[string][]claimant{},
-		local: local, paths: withdrawal.New[string](), departed: map[string]bool{}, changed: map[string]struct{}{},
+		local: local, paths: withdrawal.New[string](), departed: map[string]bool{}, changed: map[string]struct{}{}, losing: map[string]struct{}{},
 	}
 	for _, c := range clusters {
 		s.clusters[c.name] = c
@@ -84,27 +86,38 @@ func newState(clusters []*cluster, kinds []published.Kind, home string, local *l
 	return s
 }
 
-// take returns the names of the services that may have changed since the last call. Those that
-// exist come first, so that what others need is left for new ones.
-func (s *state) take() []string {
+// take returns the names of the services that may have changed since the last call. Those that exist
+// come first, so that what others need is left for new ones; of these, losing may have to lose
+// endpoints.
+func (s *state) take() (losing, names []string) {
 	var existing, others []string
 	for name := range s.changed {
-		if s.local.exists(name) {
-			existing = append(existing, name)
-		} else {
+		switch _, loses := s.losing[name]; {
+		case !s.local.exists(name):
 			others = append(others, name)
+		case loses:
+			losing = append(losing, name)
+		default:
+			existing = append(existing, name)
 		}
 	}
-	s.changed = map[string]struct{}{} // clearing a map takes time in proportion to its largest size
+	s.changed, s.losing = map[string]struct{}{}, map[string]struct{}{} // clearing a map takes time in proportion to its largest size
+	slices.Sort(losing)
 	slices.Sort(existing)
 	slices.Sort(others)
-	return append(existing, others...)
+	return losing, append(existing, others...)
 }
 
 func (s *state) touch(name string) {
 	if name != "" {
 		s.changed[name] = struct{}{}
 	}
+}
+
+// lose marks a service as one that may have to lose endpoints.
+func (s *state) lose(name string) {
+	s.touch(name)
+	s.losing[name] = struct{}{}
 }
 
 // touchAll marks all services as changed: published ones and those that exist.
@@ -139,7 +152,31 @@ func (s *state) Changed(set *published.Set, k origin.Key) {
 	case !has && at >= 0:
 		s.claims[name] = slices.Delete(s.claims[name], at, at+1)
 	}
-	s.touch(name)
+	if s.touch(name); !has && at >= 0 {
+		s.lose(name)
+	}
+}
+
+// Replaced implements published.Watcher. Only endpoints of the local copy must go.
+func (s *state) Replaced(set *published.Set, before, after *origin.Slice) {
+	name := s.nameOf(set, before.Service)
+	o := s.local.of(name).slices.Get(sliceName(name, set.Cluster, before))
+	if o == nil || !o.ours {
+		return
+	}
+	ready := o.Addresses[:o.Ready]
+	if gone := lacking(readyIn(after), readyIn(before)); len(lacking(gone, ready)) < len(ready) {
+		s.lose(name)
+	}
+}
+
+// readyIn returns the ready addresses of a slice, which may be nil.
+func readyIn(sl *origin.Slice) []netip.Addr {
+	if sl == nil {
+		return nil
+	}
+	e := (&Slice{Endpoints: sl.Endpoints, origin: sl}).exposed()
+	return e.Addresses[:e.Ready]
 }
 
 // Placed implements published.Watcher.
@@ -151,8 +188,9 @@ func (s *state) Placed(set *published.Set, node string, k origin.Key, change int
 // verdict has changed.
 func (s *state) judge(now time.Time, changed func(n withdrawal.Node, withdrawn bool)) {
 	s.paths.Judge(now, func(n withdrawal.Node, withdrawn bool) {
+		mark := s.marking(withdrawn)
 		for name := range s.paths.Origins(n) {
-			s.touch(name)
+			mark(name)
 		}
 		if changed != nil {
 			changed(n, withdrawn)
@@ -169,29 +207,37 @@ func (s *state) withdrawn(c *cluster, e *origin.Endpoint) bool {
 func (s *state) drain(name string, drained bool) {
 	if c := s.clusters[name]; c.drained != drained {
 		c.drained = drained
-		s.touchShared(published.ID{Cluster: name, Kind: published.Merged})
-		s.touchShared(published.ID{Cluster: name, Kind: published.Exported})
+		s.touchShared(published.ID{Cluster: name, Kind: published.Merged}, s.marking(drained))
+		s.touchShared(published.ID{Cluster: name, Kind: published.Exported}, s.marking(drained))
 	}
 }
 
-// touchShared marks the global services or the imports of a cluster as changed.
-func (s *state) touchShared(id published.ID) {
+// marking returns lose or touch.
+func (s *state) marking(loses bool) func(name string) {
+	if loses {
+		return s.lose
+	}
+	return s.touch
+}
+
+// touchShared marks the global services or the imports of a cluster.
+func (s *state) touchShared(id published.ID, mark func(name string)) {
 	set := s.sets[id]
 	if set == nil {
 		return
 	}
-	set.Keys(func(k origin.Key) { s.touch(s.nameOf(set, k)) })
+	set.Keys(func(k origin.Key) { mark(s.nameOf(set, k)) })
 	if id.Kind == published.Exported {
 		for _, own := range s.local.imports.All() {
 			if own.has(id.Cluster) {
-				s.touch(own.Name)
+				mark(own.Name)
 			}
 		}
 		return
 	}
 	for _, own := range s.local.home.services.All() {
 		if own.global && slices.Contains(own.clusters, id.Cluster) {
-			s.touch(own.Name)
+			mark(own.Name)
 		}
 	}
 }
@@ -217,7 +263,7 @@ func (s *state) contact(id published.ID, synced, stale bool) {
 		s.touchAll()
 	}
 	if set.Stale != stale && id.Kind != published.Mirrored {
-		s.touchShared(id)
+		s.touchShared(id, s.marking(stale))
 	}
 	set.Synced, set.Stale = synced, stale
 }

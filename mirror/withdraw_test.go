@@ -46,6 +46,9 @@ func TestOnlyConcernedServicesAreComputed(t *testing.T) {
 		w.paths.Report(node, down(node, "a7"), w.clock)
 	}
 	w.judge(w.clock, nil)
+	if n := len(w.losing); n != 10 {
+		t.Errorf("%d services lose endpoints, want 10", n)
+	}
 	changed := w.planned()
 	t.Logf("%d reports, %d services, %d of them looked at in %v", local, services, len(changed), time.Since(began))
 	if len(changed) != 10 {

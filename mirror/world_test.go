@@ -247,7 +247,7 @@ func (w *world) settle(t testing.TB) {
 
 // each plans the services that may have changed, and those that may have room by that.
 func (w *world) each(f func(want *Service, have *Observed)) {
-	for names := w.take(); len(names) > 0; names = names[1:] {
+	for names := slices.Concat(w.take()); len(names) > 0; names = names[1:] {
 		want, have, next := w.plan(names[0])
 		names = append(names, next...)
 		want.seal(w.sums, &have, &w.local.answers)

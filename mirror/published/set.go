@@ -61,6 +61,8 @@ type Watcher interface {
 	// Changed is called with a key whose service or slices have changed. Of exported services only
 	// those with an export count.
 	Changed(s *Set, k origin.Key)
+	// Replaced is called with a slice of such a service that was changed, or deleted: after is nil.
+	Replaced(s *Set, before, after *origin.Slice)
 	// Placed is called with the change of the number of slices of a key that have an endpoint on a
 	// node.
 	Placed(s *Set, node string, k origin.Key, change int)
@@ -192,7 +194,9 @@ func (s *Set) PutSlice(before, after *origin.Slice) {
 		if delete(s.slices[of], before.Name); len(s.slices[of]) == 0 {
 			delete(s.slices, of)
 		}
-		s.changed(of)
+		if s.changed(of); s.selects(of) {
+			s.watcher.Replaced(s, before, after)
+		}
 	}
 	if after != nil {
 		of := after.Service

@@ -19,6 +19,8 @@ type watcher struct {
 
 func (w *watcher) Changed(_ *Set, k origin.Key) { w.changed = append(w.changed, k.String()) }
 
+func (w *watcher) Replaced(*Set, *origin.Slice, *origin.Slice) {}
+
 func (w *watcher) Placed(_ *Set, node string, k origin.Key, change int) {
 	at := fmt.Sprint(k, "@", node)
 	if w.placed[at] += change; w.placed[at] == 0 {
