@@ -171,8 +171,8 @@ func (src *Source) Read(drained func(is bool)) (synced, stale bool) {
 		for _, c := range changes {
 			drained(c.After != nil && c.After.drained)
 		}
-		// A cluster that doesn't let it be read isn't drained.
-		synced = synced && (known || src.drain.Err() != nil)
+		// A cluster that doesn't let it be read isn't drained. The error may come and go.
+		synced = synced && (known || src.Synced || src.drain.Err() != nil)
 	}
 	return synced, stale
 }
