@@ -370,6 +370,30 @@ func TestRememberedEndpointsOfImportsCount(t *testing.T) {
 	})
 }
 
+// TestLocalClusterWithoutGlobalServices exports a Service that prefers near endpoints from the local
+// cluster, which is drained then. There are no global services.
+func TestLocalClusterWithoutGlobalServices(t *testing.T) {
+	inClusterset(t, func(c *clusterset) {
+		c.start()
+		for api, ip := range map[*kubetest.API]string{c.gcp: "10.2.0.1", c.aws: "10.4.0.1"} {
+			near := corev1.ServiceTrafficDistributionPreferClose
+			c.put(api, svc("web", func(s *corev1.Service) { s.Spec.TrafficDistribution = &near }), ip)
+			c.export(api, "web", 10)
+		}
+		c.imported(c.gcp, "web", "aws 10.4.0.1:8080", "gcp 10.2.0.1:8080")
+		wait(t, "hints", func() error {
+			for _, sl := range kubetest.All[discoveryv1.EndpointSlice](c.gcp, "endpointslices", "shop") {
+				if sl.Labels[mcs.LabelServiceName] != "" && sl.Endpoints[0].Hints == nil {
+					return fmt.Errorf("an endpoint of %s has none", sl.Labels[mcs.LabelSourceCluster])
+				}
+			}
+			return nil
+		})
+		c.gcp.Put(t, "services", &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes", Annotations: map[string]string{annotDrained: "true"}}})
+		c.imported(c.gcp, "web", "aws 10.4.0.1:8080")
+	})
+}
+
 // change is an event of a cluster for the import of one key.
 type change struct {
 	id    setID

@@ -73,8 +73,8 @@ func (c *Controller) newSource(id published.ID) *published.Source {
 	cfg.Services = excluding(selector, labelMirrored, labelValue, labelGlobal, labelValue)
 	cfg.Slices = excluding(selector, discoveryv1.LabelManagedBy, managedBy)
 	switch {
-	case id.Kind == published.Merged, id.Kind == published.Exported && remote != nil:
-		cfg.Drained = annotDrained
+	case id.Kind == published.Merged, id.Kind == published.Exported && (remote != nil || c.cfg.GlobalSelector == nil):
+		cfg.Drained = annotDrained // of the local cluster once
 	}
 	if id.Kind == published.Exported {
 		cfg.Served = c.multi.served
@@ -122,7 +122,7 @@ func (c *Controller) newLocalFeeds() *localFeeds {
 	sums := c.state.sums
 	h := &localFeeds{
 		zones: map[string]int{}, faults: map[string]error{},
-		hinted:   c.cfg.GlobalSelector != nil && c.cfg.LocalFirstSelector != nil,
+		hinted:   c.cfg.MultiCluster || c.cfg.GlobalSelector != nil && c.cfg.LocalFirstSelector != nil,
 		services: localFeed(c, "own services", servicesOf(c.cfg.Namespace), nil, sums.observedService, nil),
 		slices:   localFeed(c, "own endpointslices", slicesOf(c.cfg.Namespace), nil, sums.observedSlice, nil),
 		nodes:    localFeed(c, "nodes", kube.Nodes, nil, trimNode, func(a, b *localNode) bool { return *a == *b }),
