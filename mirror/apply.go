@@ -435,8 +435,10 @@ func (w *sliceWriter) withdraw(ctx context.Context, have *ObservedSlice, object 
 			return err != nil || !slices.Contains(have.Addresses, address)
 		})
 	})
-	// Without an endpoint the service would be cut off for the sake of one that is refused.
-	if len(less.Endpoints) == len(object.Endpoints) || len(less.Endpoints) == len(have.Addresses) || len(less.Endpoints) == 0 {
+	next := w.observed(less).Set
+	// Without a ready endpoint the service would be cut off for the sake of one that is refused.
+	cutOff := len(less.Endpoints) == 0 || next.Ready == 0 && have.Ready > 0
+	if len(less.Endpoints) == len(object.Endpoints) || !have.Loses(&next) || cutOff {
 		return response{}
 	}
 	made, err := w.patch(ctx, less, storing)

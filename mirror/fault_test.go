@@ -50,7 +50,7 @@ func TestEndpointsLeaveWhileNewSlicesAreRefused(t *testing.T) {
 }
 
 // TestEndpointsLeaveWhileAnotherOneOfTheirSliceIsRefused has an admission webhook that refuses
-// an address.
+// an address, while another one leaves, or is no longer ready.
 func TestEndpointsLeaveWhileAnotherOneOfTheirSliceIsRefused(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fakes) {
 		s := svc("web")
@@ -60,6 +60,7 @@ func TestEndpointsLeaveWhileAnotherOneOfTheirSliceIsRefused(t *testing.T) {
 		f.aws.Put(t, "endpointslices", sl)
 		f.start(t, nil)
 		leadsTo(t, f.gcp, webName, "10.4.0.1", "10.4.0.2")
+		var admit func(kubetest.Request, *unstructured.Unstructured) *metav1.Status
 		f.gcp.Hook(func(h *kubetest.Hooks) {
 			h.Admit = func(_ kubetest.Request, o *unstructured.Unstructured) *metav1.Status {
 				if text, _ := o.MarshalJSON(); strings.Contains(string(text), "10.4.0.3") {
@@ -72,7 +73,25 @@ func TestEndpointsLeaveWhileAnotherOneOfTheirSliceIsRefused(t *testing.T) {
 		sl.Namespace = "shop"
 		f.aws.Put(t, "endpointslices", sl)
 		leadsTo(t, f.gcp, webName, "10.4.0.2")
+		// One that is no longer ready stays.
+		f.gcp.Hook(func(h *kubetest.Hooks) { h.Admit, admit = nil, h.Admit })
+		sl.Endpoints = kubetest.Endpoints("10.4.0.1", "10.4.0.2")
+		f.aws.Put(t, "endpointslices", sl)
+		leadsTo(t, f.gcp, webName, "10.4.0.1", "10.4.0.2")
+		f.gcp.Hook(func(h *kubetest.Hooks) { h.Admit = admit })
+		no := false
+		sl.Endpoints = kubetest.Endpoints("10.4.0.1", "10.4.0.2", "10.4.0.3")
+		sl.Endpoints[0].Conditions.Ready = &no
+		f.aws.Put(t, "endpointslices", sl)
+		time.Sleep(settle)
+		local := kubetest.All[discoveryv1.EndpointSlice](f.gcp, "endpointslices", home)[0]
+		if e := local.Endpoints; len(e) != 2 || *e[0].Conditions.Ready || !*e[1].Conditions.Ready {
+			t.Errorf("endpoints %v", e)
+		}
 		f.gcp.Hook(func(h *kubetest.Hooks) { h.Admit = nil })
+		leadsTo(t, f.gcp, webName, "10.4.0.1", "10.4.0.2", "10.4.0.3")
+		sl.Endpoints = sl.Endpoints[1:]
+		f.aws.Put(t, "endpointslices", sl)
 		leadsTo(t, f.gcp, webName, "10.4.0.2", "10.4.0.3")
 	})
 }
