@@ -29,6 +29,11 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
+// removalPatience is the maximum time for writing an object other than a slice if removals of
+// endpoints come after it: all objects of a service share keep.DefaultTimeout, which an admission
+// webhook that doesn't answer would use up. Later attempts, without removals, have all of it.
+const removalPatience = 5 * time.Second
+
 const (
 	// fieldManager is ours in metadata.managedFields.
 	fieldManager = managedBy
@@ -99,7 +104,9 @@ func (a *applier) apply(ctx context.Context, past *keep.Overrides[string], clust
 			}
 			continue
 		}
-		done, err := a.change(ctx, have, want, c)
+		bounded, cancel := c.patience(ctx, have, changes[i+1:])
+		done, err := a.change(bounded, have, want, c)
+		cancel()
 		if err == nil {
 			stored := c.Verb == verbDelete || done.sum == c.want
 			if c.Verb != verbDelete || c.want == 0 { // another deletion is a part of a creation
@@ -154,6 +161,17 @@ func (c *Change) urgent(have *Observed) bool {
 		return have.Slices[c.Name].Loses(&next)
 	}
 	return c.Verb == verbDelete
+}
+
+// patience bounds the time for a change by removalPatience, where that is needed. later are the
+// changes after it.
+func (c *Change) patience(ctx context.Context, have *Observed, later []Change) (context.Context, context.CancelFunc) {
+	for i := range later {
+		if c.Object != aSlice && later[i].Object == aSlice && later[i].urgent(have) {
+			return context.WithTimeout(ctx, removalPatience)
+		}
+	}
+	return ctx, func() {}
 }
 
 // response is the object in the response to a write; zero: it was deleted.

@@ -34,6 +34,31 @@ func TestEndpointsFollowWhileTheServiceIsRefused(t *testing.T) {
 	})
 }
 
+// TestRemovalsThatHang never answers changes of a Service, and later answers them after 20 s.
+func TestRemovalsThatHang(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakes) {
+		put(t, f.aws, "shop", svc("web"), [2]string{"web-1", "10.4.0.1"})
+		i := f.start(t, nil)
+		leadsTo(t, f.gcp, webName, "10.4.0.1")
+		f.gcp.Hook(func(h *kubetest.Hooks) { h.Silent = func(r kubetest.Request) bool { return r.Resource == "services" } })
+		other := ports(corev1.ServicePort{Name: "http", Port: 81, Protocol: corev1.ProtocolTCP})
+		put(t, f.aws, "shop", svc("web", other))
+		time.Sleep(time.Second)
+		f.aws.Remove("endpointslices", "shop", "web-1")
+		put(t, f.aws, "shop", svc("web", other), [2]string{"web-2", "10.4.0.2"})
+		leadsTo(t, f.gcp, webName, "10.4.0.2")
+		f.gcp.Hook(func(h *kubetest.Hooks) {
+			h.Silent, h.Before = nil, func(r kubetest.Request) {
+				if r.Resource == "services" {
+					time.Sleep(20 * time.Second)
+				}
+			}
+		})
+		time.Sleep(5 * time.Minute)
+		i.listed(t, webName, func(s statuspage.Service) bool { return s.Error == "" })
+	})
+}
+
 // TestEndpointsLeaveWhileNewSlicesAreRefused makes the API server refuse new slices, as with a
 // quota.
 func TestEndpointsLeaveWhileNewSlicesAreRefused(t *testing.T) {
