@@ -10,6 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/kube-semaphore/kube-semaphore/internal/pace"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/kubetest"
 )
 
@@ -76,4 +77,49 @@ func TestRemovalDoesntWaitForABackOff(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestTurnOfARemovalDoesntWaitForABackOff takes away an endpoint of a cluster for which too much was
+// written before. The Service is written for another cluster.
+func TestTurnOfARemovalDoesntWaitForABackOff(t *testing.T) {
+	bubble(t, func(t *testing.T, f *fakes) {
+		s := kubetest.Service("web", nil, global)
+		slice := func(s *corev1.Service, ips ...string) *discoveryv1.EndpointSlice {
+			sl := kubetest.EndpointSlice(s, s.Name+"-1", ips...)
+			sl.Namespace = "shop"
+			return sl
+		}
+		c := f.controller(t, func(cfg *Config) { cfg.GlobalSelector = selector(t, globalMark+"=true") })
+		c.apply.pace = pace.New(pace.Config[string]{
+			Cluster: pace.Limit{Rate: 1 << 10, Burst: 8 << 10}, Total: pace.Limit{Rate: 1 << 20, Burst: 1 << 20}, Ready: c.turn,
+		})
+		kubetest.Run(t, c.Tasks(), c.Lead)
+		put(t, f.aws, "shop", s, [2]string{"web-1", "10.4.0.1"})
+		leadsTo(t, f.gcp, globalName, "10.4.0.1")
+		put(t, f.merit, "shop", s)
+		f.merit.Put(t, "endpointslices", slice(s, "10.6.0.1", "10.6.0.2"))
+		leadsTo(t, f.gcp, globalName, "10.4.0.1", "10.6.0.1", "10.6.0.2")
+		refuse(f.gcp, "patch services "+globalName)
+		for _, api := range []*kubetest.API{f.aws, f.merit} {
+			put(t, api, "shop", kubetest.Service("web", nil, global, ports(corev1.ServicePort{Name: "http", Port: 81, Protocol: corev1.ProtocolTCP})))
+		}
+		time.Sleep(5 * time.Minute)
+		for n := range 2 {
+			large := svc(fmt.Sprint("large-", n))
+			put(t, f.merit, "shop", large)
+			f.merit.Put(t, "endpointslices", manyPorts(slice(large, "10.6.0.9"), n))
+		}
+		for n := range 2 {
+			leadsTo(t, f.gcp, fmt.Sprint("merit-shop-73736d-large-", n), "10.6.0.9")
+		}
+		f.merit.Put(t, "endpointslices", slice(s, "10.6.0.1"))
+		time.Sleep(2 * time.Second)
+		began := time.Now()
+		leadsTo(t, f.gcp, globalName, "10.4.0.1", "10.6.0.1", "10.6.0.2")
+		time.Sleep(13 * time.Second) // what was written before is about 10 s above the limit
+		leadsTo(t, f.gcp, globalName, "10.4.0.1", "10.6.0.1")
+		if took := time.Since(began); took > 15*time.Second {
+			t.Errorf("it left after %v", took)
+		}
+	})
 }

@@ -181,7 +181,7 @@ func New(cfg Config) *Controller {
 	c.state.localMinimum = cfg.LocalMinimum
 	c.apply = &applier{
 		client: cfg.Client, home: cfg.Namespace, sums: sums, local: local,
-		pace:   pace.New(pace.Config[string]{Cluster: cfg.Pace, Ready: func(name string) { c.add(name) }}),
+		pace:   pace.New(pace.Config[string]{Cluster: cfg.Pace, Ready: c.turn}),
 		events: event.NewRecorder(event.Config{Client: cfg.Client, Component: managedBy}), log: c.log, count: c.metrics.wrote,
 	}
 	c.local = c.newLocalFeeds()
@@ -426,6 +426,15 @@ func (c *Controller) addNow(names ...string) {
 	if writer := c.leading(); writer != nil {
 		c.metrics.adds.WithLabelValues(queueName).Add(float64(len(names)))
 		writer.AddNow(names...)
+	}
+}
+
+// turn adds a service with a write whose turn it is. It implements pace.Config.Ready.
+func (c *Controller) turn(name string, urgent bool) {
+	if urgent {
+		c.addNow(name)
+	} else {
+		c.add(name)
 	}
 }
 

@@ -74,7 +74,7 @@ func TestMovedEndpointsStayUntilTheirSliceIsWritten(t *testing.T) {
 		put(t, f.aws, "shop", s, [2]string{"web-1", "10.4.0.1"})
 		c := f.controller(t, nil)
 		c.apply.pace = pace.New(pace.Config[string]{
-			Cluster: pace.Limit{Rate: 1 << 10, Burst: 8 << 10}, Total: pace.Limit{Rate: 1 << 20, Burst: 1 << 20}, Ready: func(name string) { c.add(name) },
+			Cluster: pace.Limit{Rate: 1 << 10, Burst: 8 << 10}, Total: pace.Limit{Rate: 1 << 20, Burst: 1 << 20}, Ready: c.turn,
 		})
 		kubetest.Run(t, c.Tasks(), c.Lead)
 		leadsTo(t, f.gcp, webName, "10.4.0.1")

@@ -97,7 +97,7 @@ func TestBytesAreBounded(t *testing.T) {
 		c := f.controller(t, nil)
 		c.apply.pace = pace.New(pace.Config[string]{
 			Cluster: pace.Limit{Rate: rate, Burst: burst}, Total: pace.Limit{Rate: pace.DefaultTotalRate / 20, Burst: pace.DefaultTotalBurst / 20},
-			Ready: func(name string) { c.add(name) },
+			Ready: c.turn,
 		})
 		i := &instance{c, kubetest.Run(t, c.Tasks(), c.Lead)}
 		leadsTo(t, f.gcp, webName, "10.2.0.1", "10.2.0.2")
@@ -218,7 +218,7 @@ func TestManySlicesDontDelayRemovals(t *testing.T) {
 // be created.
 func TestReplacedServiceIsNotMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := &applier{pace: pace.New(pace.Config[string]{Cluster: pace.Limit{Rate: 1000, Burst: 1000}, Ready: func(string) {}})}
+		a := &applier{pace: pace.New(pace.Config[string]{Cluster: pace.Limit{Rate: 1000, Burst: 1000}, Ready: func(string, bool) {}})}
 		a.pace.Take("others", pace.Write{Cluster: "aws", Namespace: "shop", Object: "x", Bytes: 10_000})
 		want := &Service{Name: webName, Origin: origin.ID{Cluster: "aws", Key: origin.Key{Namespace: "shop", Name: "web"}}}
 		changes := []Change{

@@ -83,7 +83,7 @@ func New(cfg Config) *Controller {
 		Config: cfg, owned: newOwned(), past: keep.NewOverrides[Identity](cfg.Logger), removals: newRemovals(), changed: reconcile.NewTrigger(),
 		remotes: map[string]*remote{}, since: map[string]time.Time{}, pools: statuspage.PoolFaults{Unknown: "not read since start"},
 	}
-	c.pacer = pace.New(pace.Config[Identity]{Cluster: cfg.Pace, Ready: func(id Identity) { c.enqueue(id) }})
+	c.pacer = pace.New(pace.Config[Identity]{Cluster: cfg.Pace, Ready: func(id Identity, _ bool) { c.enqueue(id) }})
 	c.ledger = keep.NewLedger(keep.LedgerConfig[Observed]{Meta: metaOf, Notify: c.changed.Fire})
 	c.sets = newSets(&c.Config, c.changed.Fire)
 	c.loop = reconcile.NewLoop(reconcile.Config{

@@ -4,7 +4,7 @@
 //
 // A controller asks before it writes, and is called when it is an object's turn:
 //
-//	p := pace.New(pace.Config[Key]{Ready: func(k Key) { queue.Add(k) }})
+//	p := pace.New(pace.Config[Key]{Ready: func(k Key, _ bool) { queue.Add(k) }})
 //
 //	func reconcile(key Key) error {
 //		want, have := ...
@@ -64,8 +64,9 @@ const (
 type Config[K comparable] struct {
 	// Cluster is the limit of each cluster, Total that of all together; zero: the defaults.
 	Cluster, Total Limit
-	// Ready is called when it is the turn of a write that Take refused. It must not block.
-	Ready func(K)
+	// Ready is called when it is the turn of a write that Take refused, with its Write.Urgent. It
+	// must not block.
+	Ready func(key K, urgent bool)
 }
 
 // Write is a write of one object.
@@ -168,9 +169,9 @@ func (p *Pacer[K]) Take(key K, writes ...Write) []bool {
 		delete(p.turns, key)
 	}
 	p.mu.Unlock()
-	for _, k := range ready {
-		if k != key {
-			p.cfg.Ready(k)
+	for _, t := range ready {
+		if t.key != key {
+			p.cfg.Ready(t.key, t.Urgent)
 		}
 	}
 	return granted
@@ -194,13 +195,13 @@ func (p *Pacer[K]) wake() {
 	p.mu.Lock()
 	ready := p.next(time.Now())
 	p.mu.Unlock()
-	for _, k := range ready {
-		p.cfg.Ready(k)
+	for _, t := range ready {
+		p.cfg.Ready(t.key, t.Urgent)
 	}
 }
 
-// next grants the turns that are due, and returns their keys. Callers hold mu.
-func (p *Pacer[K]) next(now time.Time) (ready []K) {
+// next grants and returns the turns that are due. Callers hold mu.
+func (p *Pacer[K]) next(now time.Time) (ready []*turn[K]) {
 	for p.all.wait(now) == 0 {
 		t := p.all.next(now)
 		if t == nil {
@@ -209,7 +210,7 @@ func (p *Pacer[K]) next(now time.Time) (ready []K) {
 		p.pay(now, t, t.Bytes)
 		t.leave()
 		t.granted = true
-		ready = append(ready, t.key)
+		ready = append(ready, t)
 	}
 	if p.timer != nil {
 		p.timer.Stop()

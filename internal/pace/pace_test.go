@@ -36,7 +36,7 @@ func run(t *testing.T, cfg Config[string]) *program {
 		want: map[string]Write{}, wrote: map[string]int{}, always: map[string]bool{},
 		ready: make(chan string, 100_000),
 	}
-	cfg.Ready = func(key string) { r.ready <- key }
+	cfg.Ready = func(key string, _ bool) { r.ready <- key }
 	r.Pacer = New(cfg)
 	t.Cleanup(func() {
 		for key := range r.want {
@@ -272,7 +272,7 @@ func TestRemovalsComeFirstInTheirNamespace(t *testing.T) {
 func TestTurnsOfAKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var called atomic.Int32
-		p := New(Config[string]{Cluster: Limit{1000, 1000}, Total: Limit{2000, 2000}, Ready: func(string) { called.Add(1) }})
+		p := New(Config[string]{Cluster: Limit{1000, 1000}, Total: Limit{2000, 2000}, Ready: func(string, bool) { called.Add(1) }})
 		write := func(object string, bytes int) Write {
 			return Write{Cluster: "gcp", Namespace: "shop", Object: object, Bytes: bytes}
 		}
@@ -346,7 +346,7 @@ func TestOneObjectOfTwoKeys(t *testing.T) {
 // TestObjectThatIsReplaced is deleted, and created again with the same name.
 func TestObjectThatIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := New(Config[string]{Cluster: Limit{1000, 1000}, Total: Limit{2000, 2000}, Ready: func(string) {}})
+		p := New(Config[string]{Cluster: Limit{1000, 1000}, Total: Limit{2000, 2000}, Ready: func(string, bool) {}})
 		object := Write{Cluster: "gcp", Namespace: "shop", Object: "a"}
 		created := object
 		created.Bytes = 100

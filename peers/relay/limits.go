@@ -32,6 +32,6 @@ func ratesFor(agents int) (cluster, total int) {
 // newPacer returns a Pacer with the limits for any number of agents.
 func newPacer(ready func(Key)) *pace.Pacer[Key] {
 	return pace.New(pace.Config[Key]{
-		Cluster: pace.Limit{Rate: slowest, Burst: burst}, Total: pace.Limit{Rate: clusters * slowest, Burst: clusters * burst}, Ready: ready,
+		Cluster: pace.Limit{Rate: slowest, Burst: burst}, Total: pace.Limit{Rate: clusters * slowest, Burst: clusters * burst}, Ready: func(key Key, _ bool) { ready(key) },
 	})
 }
