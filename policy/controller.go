@@ -83,7 +83,7 @@ func New(cfg Config) *Controller {
 		Config: cfg, owned: newOwned(), past: keep.NewOverrides[Identity](cfg.Logger), removals: newRemovals(), changed: reconcile.NewTrigger(),
 		remotes: map[string]*remote{}, since: map[string]time.Time{}, pools: statuspage.PoolFaults{Unknown: "not read since start"},
 	}
-	c.pacer = pace.New(pace.Config[Identity]{Cluster: cfg.Pace, Ready: func(id Identity, _ bool) { c.enqueue(id) }})
+	c.pacer = pace.New(pace.Config[Identity]{Cluster: cfg.Pace, Ready: c.turn})
 	c.ledger = keep.NewLedger(keep.LedgerConfig[Observed]{Meta: metaOf, Notify: c.changed.Fire})
 	c.sets = newSets(&c.Config, c.changed.Fire)
 	c.loop = reconcile.NewLoop(reconcile.Config{
@@ -159,6 +159,15 @@ func (c *Controller) enqueue(ids ...Identity) { c.enqueueAfter(0, ids...) }
 func (c *Controller) enqueueAfter(wait time.Duration, ids ...Identity) {
 	if w := c.term(); w != nil && len(ids) > 0 {
 		w.AddAfter(wait, ids...)
+	}
+}
+
+// turn enqueues a set with a write whose turn it is. It implements pace.Config.Ready.
+func (c *Controller) turn(id Identity, urgent bool) {
+	if w := c.term(); w != nil && urgent {
+		w.AddNow(id) // What else of it fails doesn't delay a removal.
+	} else {
+		c.enqueue(id)
 	}
 }
 
