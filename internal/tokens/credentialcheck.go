@@ -20,8 +20,9 @@ import (
 )
 
 const (
-	// checkSpacing is the minimum interval between two requests to a remote.
-	checkSpacing = 20 * time.Second
+	// checkSpacing is the minimum interval between two requests to a remote: doctor knows no
+	// more than the last one, and reports may be requested at any rate.
+	checkSpacing = 10 * time.Second
 	// checkTimeout bounds a request, checkWait how long a report waits for it.
 	checkTimeout, checkWait = 10 * time.Second, 2 * time.Second
 )
