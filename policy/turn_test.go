@@ -5,10 +5,10 @@ import (
 	"errors"
 	"log/slog"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/kube-semaphore/kube-semaphore/internal/keep"
+	"github.com/kube-semaphore/kube-semaphore/internal/testing/synctest"
 )
 
 // The turn of a removal doesn't wait for the end of a back-off, that of an addition does.
