@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -47,7 +48,10 @@ type handed struct{ tool, token, ca string }
 func Hand(ctx context.Context, from, to *cli.Cluster, installed []string, mode Mode) (tools, none []string, err error) {
 	var anchors []*corev1.Secret
 	var names []string // of the tools, in the order of the anchors
-	for _, tool := range installed {
+	for _, tool := range manifests.Tools() {
+		if !slices.Contains(installed, tool) {
+			continue
+		}
 		anchor, err := from.Client.CoreV1().Secrets(cli.Namespace).Get(ctx, account(tool, to.Name), metav1.GetOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return nil, nil, fmt.Errorf("%s: read the Secret %s: %w", from.Name, account(tool, to.Name), err)
