@@ -16,6 +16,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
@@ -164,6 +165,7 @@ func (e *example) documents(t *testing.T) {
 	// Without labels, by which commands before those that read it delete all mirrors.
 	e.kubectl(t, e.clusters[0], "-n", systemNamespace, "create", "service", "clusterip", mirror, "--tcp=80")
 	defer e.kubectl(t, e.clusters[0], "-n", systemNamespace, "delete", "service", mirror)
+	defer e.servePools(t, "remote-gcp", "remote-gcp-2")()
 	for i, c := range commands {
 		node := e.clusters[0].Nodes()[0].Name
 		if regexp.MustCompile(`--context[ =]` + e.clusters[1].Name).MatchString(c.Text) {
@@ -181,6 +183,26 @@ func (e *example) documents(t *testing.T) {
 		if out, err := e.shell(t, fmt.Sprintf("document-%d", i), command); err != nil {
 			t.Errorf("%s\n%v\n%s", c, err, out)
 		}
+	}
+}
+
+// servePools makes the API server of aws serve Calico's IP pools, with those that the documents name,
+// until the returned function is called.
+func (e *example) servePools(t *testing.T, names ...string) (end func()) {
+	t.Helper()
+	aws := e.clusters[0]
+	must(t, aws.Apply(t.Context(), filepath.Join(filepath.Dir(deployFolder(t)), "policy", "testdata", "pools.yaml")))
+	for i, name := range names {
+		must(t, testbed.Wait(within(t, time.Minute), "IP pool "+name, func(ctx context.Context) error {
+			_, err := aws.Dynamic().Resource(poolsResource).Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": map[string]any{"name": name},
+				"spec": map[string]any{"cidr": fmt.Sprintf("10.%d.0.0/16", 4+i), "disabled": true},
+			}}, metav1.CreateOptions{})
+			return err
+		}))
+	}
+	return func() {
+		e.kubectl(t, aws, "delete", "customresourcedefinition", poolsResource.Resource+"."+poolsResource.Group)
 	}
 }
 
