@@ -9,10 +9,11 @@ import (
 	"golang.zx2c4.com/wireguard/conn"
 )
 
-// Packets that arrive while a bind is paused stay in its sockets, also while a handshake
-// message is delayed.
+// Packets that arrive while a bind is paused stay in its sockets, for the process that gets these, also
+// while a handshake message is delayed.
 func TestPausedBindsReadNothing(t *testing.T) {
-	b, from := New(Config{}), openBind(t, 0)
+	var shared []*os.File
+	b, from := New(Config{Opened: func(_ uint16, sockets []*os.File) { shared = sockets }}), openBind(t, 0)
 	receive, port, err := b.Open(0)
 	if err != nil {
 		t.Fatal(err)
@@ -83,6 +84,16 @@ func TestPausedBindsReadNothing(t *testing.T) {
 			t.Fatalf("a paused bind returns %d, %v, want os.ErrDeadlineExceeded", got, err)
 		}
 	}
+	later := New(Config{Inherited: shared})
+	if receive, _, err = later.Open(port); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = later.Close() }()
+	want(kindTransport)
+	if err := from.Send([][]byte{data}, to); err != nil {
+		t.Fatal(err)
+	}
+	want(kindTransport)
 }
 
 // What a machine that is too busy has left in a socket is read before a pause: the process that gets
