@@ -14,9 +14,10 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/ctl/manifests"
 )
 
-// named returns an error unless the name of each cluster is that of its installation:
-// otherwise tokens of a wrong cluster would be handed over.
-func named(ctx context.Context, clusters []*cli.Cluster) error {
+// toolsOf returns the tools of each cluster, and an error unless its name is that of its
+// installation: otherwise tokens of a wrong cluster would be handed over.
+func toolsOf(ctx context.Context, clusters []*cli.Cluster) (map[string][]string, error) {
+	tools := map[string][]string{}
 	var errs []error
 	for _, c := range inspect.Collect(ctx, clusters, inspect.Programs) {
 		if err := c.Unread(); err != nil {
@@ -24,8 +25,11 @@ func named(ctx context.Context, clusters []*cli.Cluster) error {
 		} else if name := c.Misnamed(); name != "" {
 			errs = append(errs, fmt.Errorf("%s: it is installed as cluster %s: check that its kubeconfig context is that of the intended cluster", c.Name, name))
 		}
+		if tools[c.Name] = inspect.Tools(c.Workloads.Value); len(tools[c.Name]) == 0 { // They may be installed after this.
+			tools[c.Name] = manifests.Tools()
+		}
 	}
-	return errors.Join(errs...)
+	return tools, errors.Join(errs...)
 }
 
 // Command is "semaphorectl tokens".
@@ -59,7 +63,8 @@ an interruption the next run continues.`,
 			if err != nil {
 				return err
 			}
-			if err := named(ctx, clusters); err != nil {
+			installed, err := toolsOf(ctx, clusters)
+			if err != nil {
 				return err
 			}
 			var pairs []Pair
@@ -80,14 +85,7 @@ an interruption the next run continues.`,
 			var errs []error
 			handed := map[*cli.Cluster]map[string][]string{}
 			for _, p := range pairs {
-				installed, err := inspect.Tools(ctx, p.To)
-				if err == nil && len(installed) == 0 { // They may be installed after this.
-					installed = manifests.Tools()
-				}
-				var tools, none []string
-				if err == nil {
-					tools, none, err = Hand(ctx, p.From, p.To, installed, All)
-				}
+				tools, none, err := Hand(ctx, p.From, p.To, installed[p.To.Name], All)
 				if err != nil {
 					errs = append(errs, err)
 					continue

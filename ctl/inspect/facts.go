@@ -219,7 +219,7 @@ func (f *Facts) readInstalled(ctx context.Context, c *cli.Cluster) error {
 			i.Relayed = cmp.Or(w.remotesFrom, i.Settings[RemotesFrom]) == RemotesFromRelay
 		}
 	}
-	i.Tools = tools(workloads)
+	i.Tools = Tools(workloads)
 	return nil
 }
 

@@ -35,13 +35,8 @@ type Workload struct {
 // programs maps names of workloads to tools; semaphore-relay is part of no tool.
 var programs = map[string]string{WireGuard: manifests.WireGuard, ServiceMirror: manifests.Mirror, NetworkPolicy: manifests.Policy, Relay: ""}
 
-// Tools returns the tools whose programs a cluster has.
-func Tools(ctx context.Context, c *cli.Cluster) ([]string, error) {
-	workloads, err := readWorkloads(ctx, c.Client)
-	return tools(workloads), err
-}
-
-func tools(workloads []Workload) (names []string) {
+// Tools returns the tools whose programs are among the workloads of a cluster.
+func Tools(workloads []Workload) (names []string) {
 	for _, w := range workloads {
 		if tool := programs[w.Name]; tool != "" {
 			names = append(names, tool)
