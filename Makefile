@@ -91,7 +91,7 @@ check: ## one package, in under a minute: format, vet and tests with -race; PKG=
 test-kernel: deps ## tunnel, route, agent and first contact tests against kernel WireGuard in an emulated machine (root); USERSPACE=no without those of the other backend
 	@[ "$(USERSPACE)" != no ] || echo "left out: tests that are about the userspace backend alone, which run without an emulated machine, too"
 	$(GO) run ./e2e/kernel -timeout 1h -test-timeout 20m $(if $(filter no,$(USERSPACE)),-args '-test.skip=/^userspace(_and_userspace)?$$') ./tunnel ./routes ./e2e/contact \
-	  './agent:TestPaths|RestartsGoUnnoticed|ListenPortsChangePlaces|BackendChangesUnderTraffic|BesideTheOriginal|AnotherHasTheListenPort|AgentsTakeTurns|BadRollouts|VirtualSubnets'
+	  './agent:TestPaths|RestartsGoUnnoticed|ListenPortsChangePlaces|BackendChangesUnderTraffic|BesideTheOriginal|ListenPortInUse|AgentsTakeTurns|BadRollouts|VirtualSubnets'
 	$(GO) run ./e2e/kernel -programs kube-proxy,iptables,ipset -test-timeout 5m -run TestHostReachesRemotePodsThroughIPVS ./routes
 	$(GO) run ./e2e/kernel -programs iptables -test-timeout 10m -run 'TestInputFirewalls|TestForwardingSwitchedOff|TestICMPErrors' ./agent
 	$(GO) run ./e2e/kernel -append ipv6.disable=1 -run 'ListenPorts|TestTraffic|IPv6' ./tunnel ./routes
@@ -119,7 +119,7 @@ bench: deps ## speed, each line a ratio against something run beside it (root)
 	$(GO) run ./e2e/bench/mirror
 	$(GO) run ./e2e/bench/policy
 	$(GO) test -count 1 -run CostOfProbes -v ./tunnel -args -probe-seconds=20 | grep 'of a core'
-	$(GO) test -run '^$$' -bench Paths -benchtime 300x ./peers | grep core
+	$(GO) test -run '^$$' -bench Paths -benchtime 300x ./peers/paths | grep core
 
 .PHONY: plots
 plots: ## draw docs/images/bench-*.svg from the figures in docs/benchmarks, which -json of the benchmarks appends to

@@ -1,6 +1,7 @@
 package docs
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"go/ast"
@@ -50,7 +51,7 @@ var (
 	mark     = regexp.MustCompile(`✓(\[\^[a-z0-9-]+\])?`)
 	footnote = regexp.MustCompile(`(?m)^\[\^([a-z0-9-]+)\]:((?:.*\n)(?: +.*\n)*)`)
 	target   = regexp.MustCompile("`make ([a-z0-9-]+)`")
-	testName = regexp.MustCompile("`([a-z0-9/_-]+)\\.(Test[A-Za-z0-9]*)((?:/[^`/]+)*)`")
+	testName = regexp.MustCompile("`([a-z0-9/_-]+)\\.((?:Test|Fuzz)[A-Za-z0-9]*)((?:/[^`/]+)*)`")
 )
 
 // Claims returns the tests that a document names for its marked statements, and the
@@ -195,12 +196,12 @@ func TestEachClaimIsHeldByATest(t *testing.T) {
 
 func TestClaims(t *testing.T) {
 	const text = "# Safety\n\nShown by a test: ✓.\n\n## Keys\n\nThey stay ✓[^keys], and ✓[^gone].\nUnproven ✓.\n\n" +
-		"[^keys]: `peers.TestDesired`, `docs.TestParse/a, b/c`,\n  `e2e.TestMesh`\n[^idle]: `make test`\n[^none]: soon\n"
+		"[^keys]: `peers.TestDesired`, `docs.TestParse/a, b/c`,\n  `peers.FuzzNode`\n[^idle]: `make test`\n[^none]: soon\n"
 	held, wrong := Claims(text)
 	want := []Held{
 		{Footnote: "keys", Package: "peers", Test: "TestDesired"},
 		{Footnote: "keys", Package: "docs", Test: "TestParse", Subtests: []string{"a, b", "c"}},
-		{Footnote: "keys", Package: "e2e", Test: "TestMesh"},
+		{Footnote: "keys", Package: "peers", Test: "FuzzNode"},
 		{Footnote: "idle", Target: "test"},
 	}
 	if diff := cmp.Diff(want, held); diff != "" {
@@ -239,3 +240,51 @@ func TestMissing(t *testing.T) {
 		})
 	}
 }
+
+// TestSelectedTestsExist checks that each name by which the Makefile and .ci/run select tests
+// is that of a test or benchmark: go test passes when one of several selects none.
+func TestSelectedTestsExist(t *testing.T) {
+	root, err := docstest.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tests []byte
+	err = filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), ".") && name != root {
+			return fs.SkipDir
+		}
+		if err != nil || !strings.HasSuffix(name, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(name)
+		for _, function := range testFunction.FindAll(text, -1) {
+			tests = append(tests, function...)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{"Makefile", ".ci/run"} {
+		text, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(file)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := selected.FindAllSubmatch(text, -1)
+		if len(found) == 0 {
+			t.Errorf("%s selects no tests", file)
+		}
+		for _, m := range found {
+			for name := range strings.SplitSeq(string(m[1]), "|") {
+				if !bytes.Contains(tests, []byte(name)) {
+					t.Errorf("%s selects %s: no such test", file, name)
+				}
+			}
+		}
+	}
+}
+
+var (
+	testFunction = regexp.MustCompile(`(?m)^func (Test|Benchmark)\w+`)
+	selected     = regexp.MustCompile(`(?:-run|-bench|promises=|longest=|\./[a-z/]+:)[ ']*\^?\(?([A-Z]\w+(?:\|\w+)*)`)
+)
