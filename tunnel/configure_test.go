@@ -277,32 +277,3 @@ func TestRequestsStayWithinTheirLimits(t *testing.T) {
 		t.Errorf("%d of %d changes were sent", seen, len(changes))
 	}
 }
-
-func BenchmarkConfigureOneOf5000(b *testing.B) {
-	for _, prefixes := range []int{1, 4} {
-		b.Run(fmt.Sprintf("with %d prefixes", prefixes), func(b *testing.B) {
-			s := newState()
-			peers := thousands(5000)
-			for i := range peers {
-				peers[i].AllowedIPs = nil
-				for j := range prefixes {
-					peers[i].AllowedIPs = append(peers[i].AllowedIPs, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i / 256), byte(i), byte(64 * j)}), 26))
-				}
-			}
-			if _, err := s.configure(b.Context(), peers); err != nil {
-				b.Fatal(err)
-			}
-			for i := 0; b.Loop(); i++ {
-				peers = slices.Clone(peers)
-				peers[i%5000].Keepalive += time.Second
-				want, err := normalize(peers, Key{}, s.applied)
-				if err != nil {
-					b.Fatal(err)
-				}
-				if _, err := s.configure(b.Context(), want); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}

@@ -338,18 +338,3 @@ func TestNormalizeLeavesItsArgumentAlone(t *testing.T) {
 		t.Errorf("changed from\n%s to\n%s", before, after)
 	}
 }
-
-func BenchmarkDiffOneOf5000(b *testing.B) {
-	want := make([]Peer, 5000)
-	have := make([]PeerStatus, len(want))
-	for i := range want {
-		want[i] = testPeer(i, "192.0.2.1:51820", fmt.Sprintf("10.%d.%d.0/24", i/256, i%256))
-		have[i].Peer = want[i]
-	}
-	want[2500].Keepalive = time.Second
-	for b.Loop() {
-		if len(Diff(have, want, nil)) != 1 {
-			b.Fatal("not one change")
-		}
-	}
-}

@@ -3,6 +3,7 @@ package engine_test
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -69,8 +70,9 @@ func signal(t *testing.T, pid int, what unix.Signal) {
 	}
 }
 
-// A serving process that hangs is replaced.
-func TestAServerThatHangsIsReplaced(t *testing.T) {
+// A serving process that hangs, and one that is killed again and again, is replaced, and the
+// device's configuration stays the same.
+func TestServersAreReplaced(t *testing.T) {
 	if apart(t) {
 		return
 	}
@@ -78,9 +80,27 @@ func TestAServerThatHangsIsReplaced(t *testing.T) {
 	e.says(t, "msg=starting")
 	tl := newTunnel(t)
 	tl.works(t)
+	before := configuration(t)
 	stop(t, e.server(t))
 	e.says(t, "msg=\"the serving process has ended")
+	for range 10 {
+		tl.works(t)
+		killed := e.server(t)
+		signal(t, killed, unix.SIGKILL)
+		polltest.Until(t, time.Minute, "another process", func() bool { return e.server(t) != killed })
+	}
 	tl.works(t)
+	// Keepalive intervals are restored last, some peers at a time.
+	polltest.Until(t, time.Minute, "the configuration", func() bool { return configuration(t) == before })
+}
+
+// configuration returns what the device's socket says, without what traffic changes.
+func configuration(t *testing.T) string {
+	t.Helper()
+	lines := strings.Split(configure(t, "get=1\n\n"), "\n")
+	return strings.Join(slices.DeleteFunc(lines, func(line string) bool {
+		return strings.Contains(line, "_bytes=") || strings.HasPrefix(line, "last_handshake_time_")
+	}), "\n")
 }
 
 // A device whose link is deleted while no server runs is dropped.

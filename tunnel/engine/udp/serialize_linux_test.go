@@ -135,21 +135,6 @@ func TestForgedHandshakeMessages(t *testing.T) {
 	}
 }
 
-// BenchmarkForgedInitiations delivers initiations of more addresses than are stored.
-func BenchmarkForgedInitiations(b *testing.B) {
-	serializer := newSerializerTest()
-	packet := handshakeMessage(kindInitiation, 1)
-	from := make([]*endpoint, 2*maxHandling)
-	for i := range from {
-		from[i] = endpointOf(fmt.Sprintf("192.0.2.2:%d", i+1))
-		serializer.arrived(from[i], packet)
-	}
-	for b.Loop() {
-		serializer.arrived(from[maxHandling], packet)
-		serializer.released()
-	}
-}
-
 // party is one of two wireguard-go devices on this host, with a relay of the test between
 // them.
 type party struct {
