@@ -41,7 +41,6 @@ func TestServiceMirror(t *testing.T) {
 		{"a tenant that rewrites large slices", (*mirrorBed).testFlood},
 		{"a policy that changes Services", (*mirrorBed).testOverridden},
 		{"a controller that changes objects again", (*mirrorBed).testOverriddenByAnother},
-		{"upgrade from short names of slices", (*mirrorBed).testUpgradeOfSliceNames},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			// After the controllers have ended.

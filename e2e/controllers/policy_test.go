@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -28,7 +27,6 @@ func TestPolicy(t *testing.T) {
 		run  func(*policyBed, *testing.T)
 	}{
 		{"sets follow pods, through both APIs", (*policyBed).testLife},
-		{"virtual subnets", (*policyBed).testVirtual},
 		{"Events of names that are taken", (*policyBed).testEvents},
 		{"edited and deleted sets are repaired", (*policyBed).testDrift},
 		{"labels in Calico's annotation are recognised", (*policyBed).testAnnotation},
@@ -92,25 +90,6 @@ func (b *policyBed) testLife(t *testing.T) {
 			expect(t, sets, contents{})
 		})
 	}
-}
-
-// testVirtual has a remote whose pods are known by virtual addresses, and one that says other
-// addresses than those of its subnets.
-func (b *policyBed) testVirtual(t *testing.T) {
-	sets := b.sets(t, b.aws)
-	putPods(t, b.gcp, running("ns", "p", "app", "10.4.0.1", "fd00:10:4::1"), running("ns", "q", "app", "10.5.0.1"))
-	i := b.start(t, b.aws, func(c *policy.Config) {
-		r := &c.Remotes[0].Rules
-		must(t, r.Map.Decode("10.4.0.0/16=10.200.0.0/16,fd00:10:4::/48=fd00:c9::/48"))
-		r.Subnets = []netip.Prefix{netip.MustParsePrefix("10.200.0.0/16"), netip.MustParsePrefix("fd00:c9::/48")}
-	}, b.gcp)
-	expect(t, sets, contents{"gcp-ns-app": set("gcp", "ns", "app", "10.200.0.1", "fd00:c9::1")})
-	wait(t, "the refused address", func() error {
-		if skipped := i.status(t, "gcp").Skipped[string(policy.ReasonOutside)]; skipped.Pods != 1 {
-			return fmt.Errorf("skipped %v", i.status(t, "gcp").Skipped)
-		}
-		return nil
-	})
 }
 
 func (b *policyBed) testDrift(t *testing.T) {

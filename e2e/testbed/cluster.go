@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -233,9 +232,6 @@ func (c *Cluster) CAFile() string { return filepath.Join(c.dir, "ca.crt") }
 func (c *Cluster) CAURL() string {
 	return "https://" + net.JoinHostPort(c.plane.addresses[0].String(), caPort) + "/ca.crt"
 }
-
-// ServeCA replaces what answers at CAURL; nil brings the CA back.
-func (c *Cluster) ServeCA(handler http.Handler) { c.plane.caHandler.Store(&handler) }
 
 // AdminKubeconfig is the path of a kubeconfig file with all rights. It works
 // from every machine on the underlay.

@@ -19,7 +19,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -49,12 +48,11 @@ type controlPlane struct {
 	addresses []netip.Addr
 	config    ClusterConfig
 
-	space     *sandbox.Space
-	ca        *authority
-	admin     keyPair
-	tokenKey  *ecdsa.PrivateKey // signs service account tokens
-	caServer  *http.Server
-	caHandler atomic.Pointer[http.Handler]
+	space    *sandbox.Space
+	ca       *authority
+	admin    keyPair
+	tokenKey *ecdsa.PrivateKey // signs service account tokens
+	caServer *http.Server
 
 	mu   sync.Mutex
 	etcd *sandbox.Process
@@ -148,10 +146,6 @@ func (p *controlPlane) serveCA(ctx context.Context) error {
 		TLSConfig:         &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12},
 		ErrorLog:          slog.NewLogLogger(p.cluster.log.Handler(), slog.LevelDebug),
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if replaced := p.caHandler.Load(); replaced != nil && *replaced != nil {
-				(*replaced).ServeHTTP(w, r)
-				return
-			}
 			http.ServeFile(w, r, p.cluster.CAFile())
 		}),
 	}
