@@ -17,18 +17,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/mirror/published"
 )
 
-// BenchmarkImportEvent is BenchmarkEvent for imports.
-func BenchmarkImportEvent(b *testing.B) {
-	for _, n := range []int{100, 1000, 10000} {
-		b.Run(fmt.Sprintf("%d exports", n), func(b *testing.B) {
-			event := importEvents(n)
-			for b.Loop() {
-				event()
-			}
-		})
-	}
-}
-
 // TestWorkPerImportEventIsConstant is TestWorkPerEventIsConstant for imports.
 func TestWorkPerImportEventIsConstant(t *testing.T) {
 	cost := func(n int) float64 { return testing.AllocsPerRun(50, importEvents(n)) }

@@ -8,20 +8,6 @@ import (
 	"github.com/kube-semaphore/kube-semaphore/mirror/origin"
 )
 
-// BenchmarkEvent is the cost of one changed endpoint, from what a feed hands out to
-// what is written being known, where there are so many services of ten endpoints.
-// It must not grow with them.
-func BenchmarkEvent(b *testing.B) {
-	for _, n := range []int{100, 1000, 10000} {
-		b.Run(fmt.Sprintf("%d services", n), func(b *testing.B) {
-			event := events(b, n)
-			for b.Loop() {
-				event()
-			}
-		})
-	}
-}
-
 // TestWorkPerEventIsConstant counts the allocations of an event, which don't depend on the
 // load of the machine as time does.
 func TestWorkPerEventIsConstant(t *testing.T) {

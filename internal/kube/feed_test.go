@@ -268,6 +268,9 @@ func TestOnlyANewListEndsStaleness(t *testing.T) {
 	must(t, f.store.Replace(nil, "1"))
 	f.health.record(ctx, true)
 	at := f.LastContact()
+	if requests.failed(ctx, verbWatch, apierrors.NewResourceExpired("gone")); !f.LastContact().Equal(at) {
+		t.Error("an answer that says nothing of the objects counts as contact")
+	}
 	if f.staleAt(at.Add(9 * time.Second)) {
 		t.Error("stale although everything was read")
 	}
@@ -287,22 +290,6 @@ func TestOnlyANewListEndsStaleness(t *testing.T) {
 	must(t, f.store.Replace(nil, "1"))
 	if f.staleAt(time.Now()) {
 		t.Error("stale after a new list")
-	}
-}
-
-// TestServerThatOnlyExpiresIsStale responds to each watch that its version has expired.
-func TestServerThatOnlyExpiresIsStale(t *testing.T) {
-	cfg := (&bench{}).config(nil)
-	cfg.Logger = slog.New(slog.DiscardHandler)
-	f := feedOf(cfg)
-	requests := newRequests(f.Watch)
-	f.health.record(t.Context(), true)
-	last := f.LastContact()
-	for range 3 {
-		requests.failed(t.Context(), verbWatch, apierrors.NewResourceExpired("gone"))
-	}
-	if !f.LastContact().Equal(last) {
-		t.Error("an answer that says nothing of the objects counts as contact")
 	}
 }
 
@@ -475,32 +462,5 @@ func TestWorkPerEventIsFlat(t *testing.T) {
 	t.Logf("%v allocations per event among 100 objects, %v among 10,000", few, many)
 	if many > few+2 {
 		t.Error("they grow with the number of objects")
-	}
-}
-
-// BenchmarkEvent processes one event.
-func BenchmarkEvent(b *testing.B) {
-	for _, objects := range []int{500, 5_000, 50_000} {
-		b.Run(strconv.Itoa(objects), func(b *testing.B) {
-			cfg := (&bench{}).config(nil)
-			cfg.Bounds = Bounds{}
-			f := feedOf(cfg)
-			var all []*corev1.Node
-			for i := range objects {
-				all = append(all, nodeAt(1, strconv.Itoa(i), "v1", ""))
-			}
-			if err := f.store.Replace(f.itemsOf(b, all...), "1"); err != nil {
-				b.Fatal(err)
-			}
-			f.Changes()
-			for i := 0; b.Loop(); i++ {
-				if err := f.store.Update(f.itemsOf(b, nodeAt(1, strconv.Itoa(i%objects), "w"+strconv.Itoa(i), ""))[0]); err != nil {
-					b.Fatal(err)
-				}
-				if changes, _ := f.Changes(); len(changes) != 1 {
-					b.Fatal(changes)
-				}
-			}
-		})
 	}
 }

@@ -36,7 +36,6 @@ type bench struct {
 	token    string                 // file
 	stop     func()
 	log      logtest.Buffer
-	level    slog.LevelVar // of the log; debug
 }
 
 // prepare makes a watch. With detour, it is by way of the address that this
@@ -45,7 +44,6 @@ func prepare(t *testing.T, detour ...func(address string) string) *bench {
 	t.Helper()
 	ca := newAuthority()
 	b := &bench{api: newAPIServer(t, ca), metrics: NewMetrics("test", "test_failures_total"), token: writeTemp(t, "token", []byte(secret))}
-	b.level.Set(slog.LevelDebug)
 	b.api.set(func() { b.api.token = secret })
 	url := b.api.url()
 	for _, around := range detour {
@@ -94,7 +92,7 @@ func (b *bench) config(client Client) WatchConfig[node] {
 		},
 		Equal:   func(a, b node) bool { return a == b },
 		Bounds:  testBounds,
-		Logger:  slog.New(slog.NewTextHandler(&b.log, &slog.HandlerOptions{Level: &b.level})),
+		Logger:  slog.New(slog.NewTextHandler(&b.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Metrics: b.metrics,
 	}
 }
