@@ -196,7 +196,7 @@ func (f *controllers) backup(t *testing.T, of *testbed.Cluster, name string) str
 		f.has(t, s, f.aws, name+"-changes", 21)
 		f.has(t, s, f.aws, name+"-goes", 22)
 	}
-	dir, err := of.Backup()
+	file, err := of.Backup(within(t, patient))
 	must(t, err)
 	for _, s := range f.subjects {
 		f.has(t, s, f.aws, name+"-changes", 23)
@@ -204,17 +204,17 @@ func (f *controllers) backup(t *testing.T, of *testbed.Cluster, name string) str
 		f.goes(t, s, f.aws, name+"-goes")
 		f.has(t, s, f.aws, name+"-comes", 24)
 	}
-	return dir
+	return file
 }
 
 // testRemoteRestored restores a remote from a backup: our objects follow.
 func (f *controllers) testRemoteRestored(t *testing.T) {
-	dir := f.backup(t, f.aws, "remote")
+	file := f.backup(t, f.aws, "remote")
 	var unchanged []func(*testing.T)
 	for _, s := range f.subjects {
 		unchanged = append(unchanged, f.untouched(t, s, s.local("aws", "remote-changes"), s.local("aws", "remote-comes")))
 	}
-	must(t, f.aws.RestoreBackup(within(t, patient), dir))
+	must(t, f.aws.RestoreBackup(within(t, patient), file))
 	for i, s := range f.subjects {
 		f.comes(t, s, f.aws, "remote-changes", 21)
 		f.comes(t, s, f.aws, "remote-goes", 22)
@@ -227,8 +227,8 @@ func (f *controllers) testRemoteRestored(t *testing.T) {
 
 // testLocalRestored restores the local cluster from a backup: our objects are written again.
 func (f *controllers) testLocalRestored(t *testing.T) {
-	dir := f.backup(t, f.gcp, "local")
-	must(t, f.gcp.RestoreBackup(within(t, patient), dir))
+	file := f.backup(t, f.gcp, "local")
+	must(t, f.gcp.RestoreBackup(within(t, patient), file))
 	for _, s := range f.subjects {
 		f.comes(t, s, f.aws, "local-changes", 23)
 		f.comes(t, s, f.aws, "local-comes", 24)
