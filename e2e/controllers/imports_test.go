@@ -941,7 +941,15 @@ func TestImportsAmongControllers(t *testing.T) {
 		}
 		return err
 	})
-	b.imported(t, b.gcp, ns, "web", "aws 10.4.0.1:8080")
+	after := b.imported(t, b.gcp, ns, "web", "aws 10.4.0.1:8080")
+	// That comes last, and the collector deletes what has an owner.
+	wait(t, "the owner of the derived Service", func() error {
+		derived, err := b.gcp.Client().CoreV1().Services(ns).Get(t.Context(), mcs.DerivedName(ns, "web"), metav1.GetOptions{})
+		if err == nil && !slices.ContainsFunc(derived.OwnerReferences, func(o metav1.OwnerReference) bool { return o.UID == after.UID }) {
+			err = fmt.Errorf("owners %v", derived.OwnerReferences)
+		}
+		return err
+	})
 	i.stop()
 	must(t, imports.Delete(t.Context(), "web", metav1.DeleteOptions{}))
 	b.gone(t, b.gcp, ns, "web")
