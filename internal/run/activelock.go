@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -190,8 +191,11 @@ func (l *ActiveLock) note(holder string) (changed bool) {
 }
 
 // Alone runs f while this process holds the lock of an ActiveLock, and removes the lock file
-// afterwards. It waits for patience until an active process has ended.
+// afterwards. It waits for patience until an active process has ended. SIGTERM ends the wait, but
+// not f: otherwise a pod that is deleted leaves the file.
 func Alone(ctx context.Context, path, self string, patience time.Duration, f func() error) error {
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM)
+	defer stop()
 	deadline := time.Now().Add(patience)
 	for {
 		lock, holder, err := takeLock(path, self)

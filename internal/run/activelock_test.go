@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -199,5 +201,39 @@ func TestAlone(t *testing.T) {
 	}
 	if _, err := os.Stat(other); !os.IsNotExist(err) {
 		t.Errorf("the file is left: %v", err)
+	}
+}
+
+// A pod that is deleted gets SIGTERM: what has begun is finished, the wait for it ends.
+func TestAloneIsTerminated(t *testing.T) {
+	arrived := make(chan os.Signal, 1) // Alone's own handling ends before the signal may have arrived.
+	signal.Notify(arrived, syscall.SIGTERM)
+	defer signal.Stop(arrived)
+	terminate := func() error {
+		err := syscall.Kill(os.Getpid(), syscall.SIGTERM)
+		<-arrived
+		return err
+	}
+	path := filepath.Join(t.TempDir(), "lock")
+	if err := Alone(t.Context(), path, "", 0, terminate); err != nil {
+		t.Error(err)
+	}
+	lock, stop := taking(t, ActiveLockConfig{Path: path})
+	polltest.Until(t, time.Minute, "the lock", lock.Active)
+	waiting := make(chan error, 1)
+	go func() { waiting <- Alone(t.Context(), path, "", time.Hour, func() error { return nil }) }()
+	polltest.Until(t, time.Minute, "the end of the wait", func() bool {
+		if err := terminate(); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-waiting:
+			return err != nil
+		case <-time.After(10 * time.Millisecond):
+			return false
+		}
+	})
+	if err := stop(); err != nil {
+		t.Error(err)
 	}
 }
