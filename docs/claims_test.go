@@ -52,6 +52,9 @@ var (
 	footnote = regexp.MustCompile(`(?m)^\[\^([a-z0-9-]+)\]:((?:.*\n)(?: +.*\n)*)`)
 	target   = regexp.MustCompile("`make ([a-z0-9-]+)`")
 	testName = regexp.MustCompile("`([a-z0-9/_-]+)\\.((?:Test|Fuzz)[A-Za-z0-9]*)((?:/[^`/]+)*)`")
+
+	testFunction = regexp.MustCompile(`(?m)^func (Test|Benchmark)\w+`)
+	selected     = regexp.MustCompile(`(?:-run|-bench|promises=|longest=|\./[a-z/]+:)[ ']*\^?\(?([A-Z]\w+(?:\|\w+)*)`)
 )
 
 // Claims returns the tests that a document names for its marked statements, and the
@@ -283,8 +286,3 @@ func TestSelectedTestsExist(t *testing.T) {
 		}
 	}
 }
-
-var (
-	testFunction = regexp.MustCompile(`(?m)^func (Test|Benchmark)\w+`)
-	selected     = regexp.MustCompile(`(?:-run|-bench|promises=|longest=|\./[a-z/]+:)[ ']*\^?\(?([A-Z]\w+(?:\|\w+)*)`)
-)
