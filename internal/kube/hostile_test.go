@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/kube-semaphore/kube-semaphore/internal/config"
 	"github.com/kube-semaphore/kube-semaphore/internal/testing/polltest"
 )
@@ -27,7 +29,7 @@ import (
 var hostileBounds = Bounds{Answer: 16 << 20, Objects: 2000}
 
 // memoryLimit is the limit of the process that watches hostile remotes: half of the agent's
-// limit in the manifests.
+// limit in the manifests. Its heap has the share of it that internal/process gives the programs.
 const memoryLimit = 256 << 20
 
 // hostilePatience is for a busy machine.
@@ -110,6 +112,10 @@ func attacks() []attack {
 		{name: "streamed list of endless versions", watch: numbered("", func(i int) string {
 			return `{"type":"ADDED","object":{"kind":"Node","metadata":{"name":"n` + strconv.Itoa(i) + `","resourceVersion":"` + strings.Repeat("5", 16<<10) + `"}}}` + "\n"
 		}), media: typeJSON, want: "objects, twice the maximum"},
+		{name: "bookmark of a long version", watch: func(w io.Writer) {
+			_, _ = fmt.Fprintf(w, `{"type":"BOOKMARK","object":{"kind":"Node","metadata":{"annotations":{%q:"true"},"resourceVersion":"%s"}}}`+"\n",
+				metav1.InitialEventsAnnotationKey, strings.Repeat("5", 1<<20))
+		}, media: typeJSON, want: "a resource version of 1048576 bytes"},
 		{name: "endless error", list: endless(`{"kind":"Status","message":"`, "x"), media: typeJSON, code: http.StatusInternalServerError, want: "an error on the server"},
 		{name: "endless error in YAML", list: endless("a: ", "x"), media: "application/yaml", code: http.StatusForbidden, want: "xxx"},
 		{name: "endless header", header: func(h http.Header) { h.Set("X", strings.Repeat("x", 12<<20)) }, list: endless("", "x"), media: typeJSON, want: "header"},
@@ -157,7 +163,7 @@ func TestHostileRemotes(t *testing.T) {
 	}
 	token := writeTemp(t, "token", []byte(secret))
 	child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHostileRemotes$", "-test.v", "-test.timeout=9m")
-	child.Env = append(os.Environ(), hostileEnv+"="+strings.Join(append([]string{writeTemp(t, "ca", ca.pem), token}, urls...), " "), "GOMEMLIMIT=off", "GOGC=100")
+	child.Env = append(os.Environ(), hostileEnv+"="+strings.Join(append([]string{writeTemp(t, "ca", ca.pem), token}, urls...), " "), fmt.Sprint("GOMEMLIMIT=", memoryLimit*9/10), "GOGC=100")
 	var errors bytes.Buffer
 	child.Stderr = &errors
 	out, err := child.StdoutPipe()

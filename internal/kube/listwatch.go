@@ -340,7 +340,12 @@ func (f *forwarder[T]) convert(event watch.Event) watch.Event {
 	case event.Type == watch.Error:
 		return event
 	case event.Type == watch.Bookmark, event.Type == watch.Deleted:
-		if i, err = newItem[T](event.Object); err == nil && endsList(event) {
+		i, err = newItem[T](event.Object)
+		switch {
+		case err != nil:
+		case len(i.ResourceVersion) > maxName: // The next request would have it.
+			err = fmt.Errorf("a resource version of %d bytes", len(i.ResourceVersion))
+		case endsList(event):
 			i.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: "true"}
 		}
 	case f.listing:
