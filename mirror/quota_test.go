@@ -33,6 +33,36 @@ func TestSliceIsWrittenWhenItsPortsChange(t *testing.T) {
 	}
 }
 
+// TestAddressesCountByPorts: an address counts as one for each ten of its ports, which kube-proxies
+// have entries for.
+func TestAddressesCountByPorts(t *testing.T) {
+	clusters := testClusters()
+	clusters[1].bounds = Bounds{Addresses: 15}
+	aws, w, web := setOf("aws", mirrored), newWorld(clusters...), origin.Key{Namespace: "b", Name: "n"}
+	w.has(aws, web, "s", "10.4.0.1", "10.4.0.2", "10.4.0.3")
+	w.says(t, aws, newOrigin(web, 1, 80, origin.Traits{}))
+	before := w.sets[aws].Slices(web)["s"]
+	for _, c := range []struct{ ports, want int }{{1, 3}, {10, 3}, {11, 3}, {30, 2}, {31, 2}, {41, 1}, {100, 0}, {1, 3}} {
+		after := *before
+		var ports []discoveryv1.EndpointPort
+		for n := range int32(c.ports) {
+			name, number := fmt.Sprint("p", n), 8080+n
+			ports = append(ports, discoveryv1.EndpointPort{Name: &name, Port: &number})
+		}
+		after.Ports = origin.Named(ports)
+		w.slice(aws, before, &after)
+		w.settle(t)
+		got := 0
+		for _, s := range w.slices {
+			got += len(s.Endpoints)
+		}
+		if got != c.want {
+			t.Errorf("%d ports: %d of 3 addresses, want %d", c.ports, got, c.want)
+		}
+		before = &after
+	}
+}
+
 // TestNamespaceHasHalfOfItsRemotesServices: a tenant of a remote, whose Services are first, leaves
 // room for those of other namespaces, headless or not.
 func TestNamespaceHasHalfOfItsRemotesServices(t *testing.T) {

@@ -174,7 +174,7 @@ func (b *builder) settle(have *Observed) (next []string) {
 	}
 	for i := range w.Slices {
 		if o := w.Slices[i].kept; o != nil {
-			retain(o.cluster, "", Bounds{Slices: 1, Addresses: len(o.Addresses)})
+			retain(o.cluster, "", Bounds{Slices: 1, Addresses: len(o.Addresses) * cost(len(o.Ports))})
 		}
 	}
 	for _, pt := range b.parts {
@@ -197,6 +197,10 @@ func (b *builder) settle(have *Observed) (next []string) {
 	return next
 }
 
+// cost returns as how many addresses one with these ports counts: kube-proxies have an entry for each
+// of them.
+func cost(ports int) int { return max(1, (ports+9)/10) }
+
 // grant restricts a slice to the room for it, existing addresses first. It reports whether there is
 // any.
 func (t *taken) grant(e *candidate, tally *Tally) bool {
@@ -210,8 +214,10 @@ func (t *taken) grant(e *candidate, tally *Tally) bool {
 		tally.reject(len(e.endpoints), fmt.Sprintf("slice %s: there are %d slices of the cluster already, or half of them in its namespace", e.origin.Name, e.cluster.quota.bounds.Slices))
 		return false
 	}
-	all, free := len(e.endpoints), max(0, t.room.Addresses-t.has.Addresses)
+	each, left := cost(len(e.origin.Ports)), max(0, t.room.Addresses-t.has.Addresses)
+	all, free := len(e.endpoints), left/each
 	if all > free {
+		t.has.Addresses += left % each // too little for one more, for which it must not be computed again
 		exists := map[netip.Addr]bool{}
 		if e.now != nil {
 			for _, address := range e.now.Addresses {
@@ -222,14 +228,14 @@ func (t *taken) grant(e *candidate, tally *Tally) bool {
 		slices.SortStableFunc(some, func(a, b origin.Endpoint) int { return boolCompare(exists[b.Address], exists[a.Address]) })
 		e.endpoints = some[:free]
 		slices.SortFunc(e.endpoints, origin.CompareEndpoints)
-		t.lacks.Addresses += all - free
+		t.lacks.Addresses += (all - free) * each
 		tally.reject(all-free, fmt.Sprintf("slice %s: there are %d addresses of the cluster already, or half of them in its namespace", e.origin.Name, e.cluster.quota.bounds.Addresses))
 		if free == 0 && e.now == nil {
 			return false
 		}
 	}
 	t.has.Slices++
-	t.has.Addresses += len(e.endpoints)
+	t.has.Addresses += len(e.endpoints) * each
 	return true
 }
 
