@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -56,11 +57,15 @@ func (id Identity) isNatural(name string) bool {
 	return err == nil && name == id.Natural(shard)
 }
 
+// hashed matches names that end like one with a hash.
+var hashed = regexp.MustCompile(fmt.Sprintf("-[0-9a-f]{%d}$", hashLen))
+
 // candidate returns the possible names of an object, in order of preference. All except the
-// natural one end with a hash of identity, shard and try.
+// natural one end with a hash of identity, shard and try. A natural one that ends like these isn't
+// among them: pods of another namespace could be labelled so that their sets take all names of this one.
 func (id Identity) candidate(shard, try int) string {
 	natural := id.Natural(shard)
-	if try == 0 && len(validation.IsDNS1123Subdomain(natural)) == 0 {
+	if try == 0 && len(validation.IsDNS1123Subdomain(natural)) == 0 && !hashed.MatchString(natural) {
 		return natural
 	}
 	// The parts don't contain the separator, so that different ones have different texts.

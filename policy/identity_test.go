@@ -40,6 +40,25 @@ func TestLabelValuesThatAreNoObjectNamesGetAHash(t *testing.T) {
 	}
 }
 
+// TestNoNaturalNameEndsLikeOneWithAHash: an attacker in a namespace shop would take all names of a set of
+// shop-prod.
+func TestNoNaturalNameEndsLikeOneWithAHash(t *testing.T) {
+	victim := Identity{Cluster: "gcp", Namespace: "shop-prod", Name: "cart"}
+	taken := 0
+	for try := range maxCandidates {
+		name := victim.candidate(1, try)
+		attacker := Identity{Cluster: "gcp", Namespace: "shop", Name: strings.TrimPrefix(name, "gcp-shop-")}
+		for try := range maxCandidates {
+			if attacker.candidate(1, try) == name {
+				taken++
+			}
+		}
+	}
+	if taken != 1 {
+		t.Errorf("%d names are taken, want the natural one", taken)
+	}
+}
+
 func TestCandidatesDiffer(t *testing.T) {
 	seen := map[string]string{}
 	// These have one natural name.
