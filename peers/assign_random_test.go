@@ -1,6 +1,7 @@
 package peers
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -61,6 +62,12 @@ func TestNodeForReadsTheAnnotation(t *testing.T) {
 	impossible.Name = strings.Repeat("<", 253)
 	if _, kept := NodeFor("aws", 4, nil)(impossible); kept {
 		t.Error("a node is kept whose name no API server accepts")
+	}
+	late := object(nil)
+	late.CreationTimestamp = metav1.Date(9999, 12, 31, 23, 59, 59, 0, time.FixedZone("", -12*3600))
+	n, _ := NodeFor("aws", 4, nil)(late)
+	if _, err := json.Marshal(n); err != nil {
+		t.Errorf("a node created at %v can't be stored: %v", late.CreationTimestamp, err)
 	}
 	text := "10.4.7.0/26"
 	much := object(&text)

@@ -135,6 +135,15 @@ func Suffices(local string) func(*metav1.PartialObjectMetadata) bool {
 	}
 }
 
+// created returns a time of creation, or the zero time if it can't be encoded again: a remote's node may have
+// any year with any time zone.
+func created(utc time.Time) time.Time {
+	if _, err := utc.MarshalText(); err != nil {
+		return time.Time{}
+	}
+	return utc
+}
+
 // trimmer returns a function that trims a node with given as its spec.podCIDRs. No API server has a node
 // whose name isn't a DNS subdomain: in reports of paths such names would grow when they are encoded.
 func trimmer(local string, maxPrefixes int) func(n *metav1.ObjectMeta, given []string, bare bool) (*Node, bool) {
@@ -142,7 +151,7 @@ func trimmer(local string, maxPrefixes int) func(n *metav1.ObjectMeta, given []s
 	return func(n *metav1.ObjectMeta, given []string, bare bool) (*Node, bool) {
 		node := &Node{
 			Name:      n.Name,
-			Created:   n.CreationTimestamp.Time,
+			Created:   created(n.CreationTimestamp.UTC()),
 			PublicKey: shorten(n.Annotations[key]),
 			Endpoint:  shorten(n.Annotations[endpoint]),
 			Bare:      bare,
