@@ -41,8 +41,8 @@ func leaveGone(ctx context.Context, s *cli.Session, gone string, names []string)
 	return nil
 }
 
-// shut deletes the accounts of clusters that are gone. It is the first step: programs of a node that
-// isn't ready make the others wait, and the tokens may be in anyone's hands.
+// shut deletes the accounts of clusters that are gone, whose tokens may be in anyone's hands: before all
+// else, because programs may take long to end, and once more when Helm no longer creates them again.
 func (a *installation) shut(ctx context.Context, c *cli.Cluster, gone []cluster.Name) error {
 	if !a.gone {
 		return nil

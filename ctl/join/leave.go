@@ -14,8 +14,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/coredns"
@@ -57,7 +59,8 @@ func Leave(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Optio
 }
 
 // separate separates each cluster from some others: first the endpoints of these are
-// withdrawn everywhere, so that no request goes to a tunnel that is removed after that. From
+// withdrawn everywhere, so that no request goes to a tunnel that is removed after that; and before
+// that those that are gone lose their accounts. From
 // returns the clusters to leave, and whether the administrator asked for this cluster itself
 // to leave; otherwise it stays as it is unless it is joined with them.
 func (a *installation) separate(ctx context.Context, from func(*inspect.Facts) ([]cluster.Name, bool)) error {
@@ -72,11 +75,14 @@ func (a *installation) separate(ctx context.Context, from func(*inspect.Facts) (
 		// Without programs it is the rest of an interrupted run.
 		plans[i].entirely = plans[i].entirely && (asked || plans[i].joined || plans[i].started || len(f.Installed.Tools) == 0)
 	}
-	err := a.each(func(i int, c *cli.Cluster) error { return a.withdraw(ctx, i, c, plans[i]) })
+	err := a.each(func(i int, c *cli.Cluster) error { return a.shut(ctx, c, plans[i].from) })
+	if err == nil {
+		err = a.each(func(i int, c *cli.Cluster) error { return a.withdraw(ctx, i, c, plans[i]) })
+	}
 	if err == nil {
 		err = a.each(func(i int, c *cli.Cluster) error {
 			if plans[i].entirely {
-				return a.leaveEntirely(ctx, i, c)
+				return a.leaveEntirely(ctx, i, c, plans[i].from)
 			}
 			return a.leaveSome(ctx, i, c, plans[i])
 		})
@@ -265,15 +271,33 @@ func forget(ctx context.Context, c *cli.Cluster, f *inspect.Facts, prefix, remot
 	return errors.Join(
 		deleteAll(ctx, c, schema.GroupVersionResource{Version: "v1", Resource: "services"}, mirrorNamespace(f), "mirrored-svc=true,mirror-svc-prefix-sync="+prefix),
 		forgetSlices(ctx, c, f, remote),
-		deleteSets(ctx, c, f, "managed-by=semaphore-policy,policy.semaphore.uw.io/cluster="+remote),
+		deleteSets(ctx, c, f, remote),
 	)
 }
 
-func deleteSets(ctx context.Context, c *cli.Cluster, f *inspect.Facts, selector string) error {
+// deleteSets deletes the network sets of a remote, or of all: "".
+func deleteSets(ctx context.Context, c *cli.Cluster, f *inspect.Facts, remote string) error {
 	if f.Calico.Version == "" {
 		return nil
 	}
-	return deleteAll(ctx, c, f.Calico.WithResource("globalnetworksets"), "", selector)
+	return deleteAll(ctx, c, f.Calico.WithResource("globalnetworksets"), "", setSelector(f.Installed.Settings, remote))
+}
+
+// setSelector selects the network sets of a remote, or of all: "". Labels that semaphore-policy refuses as settings no
+// set has.
+func setSelector(settings inspect.Settings, remote string) string {
+	mark, domain := settings["SEMAPHORE_POLICY_MANAGED_BY"], settings["SEMAPHORE_POLICY_LABEL_DOMAIN"]
+	if mark == "" || len(validation.IsValidLabelValue(mark)) > 0 {
+		mark = inspect.NetworkPolicy
+	}
+	if len(validation.IsDNS1123Subdomain(domain)) > 0 {
+		domain = "policy.semaphore.uw.io"
+	}
+	set := labels.Set{"managed-by": mark}
+	if remote != "" {
+		set[domain+"/cluster"] = remote
+	}
+	return set.String()
 }
 
 // deleteAll deletes the objects of a resource in a namespace, or in all, that match a selector. The resource may not be
@@ -324,7 +348,7 @@ func deleteLeases(ctx context.Context, c *cli.Cluster, names ...string) error {
 
 // leaveEntirely uninstalls a cluster: first the agents clean up their nodes, then all
 // objects are deleted.
-func (a *installation) leaveEntirely(ctx context.Context, i int, c *cli.Cluster) error {
+func (a *installation) leaveEntirely(ctx context.Context, i int, c *cli.Cluster, from []cluster.Name) error {
 	f := a.facts[i]
 	if a.releases[c.Name].last == nil && len(f.Installed.Tools) == 0 && !f.Installed.Ours {
 		names, err := coredns.Write(ctx, c.Client, nil)
@@ -344,7 +368,11 @@ func (a *installation) leaveEntirely(ctx context.Context, i int, c *cli.Cluster)
 		step{"names", func(ctx context.Context) error {
 			return one.name(ctx, c, nil)
 		}},
-		step{"programs", func(ctx context.Context) error { return one.stop(ctx) }},
+		step{"programs", one.stop},
+		step{"access", func(ctx context.Context) error { return a.shut(ctx, c, from) }},
+		step{"end of programs", func(ctx context.Context) error {
+			return gone(ctx, c, inspect.ServiceMirror, inspect.NetworkPolicy, inspect.Relay)
+		}},
 		step{"mirrors and sets", func(ctx context.Context) error {
 			// The right by which it is known may be removed already.
 			f.MultiCluster.Installed = len(f.MultiCluster.CRDs) > 0
@@ -354,7 +382,7 @@ func (a *installation) leaveEntirely(ctx context.Context, i int, c *cli.Cluster)
 				deleteLeases(ctx, c, inspect.ServiceMirror, inspect.NetworkPolicy),
 				deleteImports(ctx, c, f),
 				forgetExports(ctx, c, f),
-				deleteSets(ctx, c, f, "managed-by=semaphore-policy"))
+				deleteSets(ctx, c, f, ""))
 		}},
 		step{"semaphore-relay", func(ctx context.Context) error { return a.removeRelay(ctx, c, f) }},
 		step{"nodes", func(ctx context.Context) error { return one.awaitNodes(ctx) }},
@@ -386,18 +414,13 @@ const agent = "semaphore-wireguard"
 
 // stop lets the agents of a cluster clean up their nodes, and stops all other programs.
 func (a *installation) stop(ctx context.Context) error {
-	c, f := a.clusters[0], a.facts[0]
-	if len(f.Installed.Tools) == 0 {
+	if len(a.facts[0].Installed.Tools) == 0 {
 		return nil
 	}
-	err := a.bring(ctx, 0, func(wanted *manifests.Cluster) {
+	return a.bring(ctx, 0, func(wanted *manifests.Cluster) {
 		wanted.Cleanup, wanted.Relay, wanted.RelayAlone = true, false, false
 		wanted.Tools = slices.DeleteFunc(slices.Clone(wanted.Tools), func(tool string) bool { return tool != manifests.WireGuard })
 	})
-	if err != nil {
-		return err
-	}
-	return gone(ctx, c, inspect.ServiceMirror, inspect.NetworkPolicy, inspect.Relay)
 }
 
 // awaitNodes waits until all agents have cleaned up their nodes.

@@ -49,6 +49,21 @@ func TestStrangersStay(t *testing.T) {
 	}
 }
 
+// TestSetSelector selects the network sets by the labels that semaphore-policy gives them.
+func TestSetSelector(t *testing.T) {
+	for _, c := range []struct{ mark, domain, remote, want string }{
+		{"", "", "", "managed-by=semaphore-policy"},
+		{"", "", "gcp", "managed-by=semaphore-policy,policy.semaphore.uw.io/cluster=gcp"},
+		{"us", "sets.example", "gcp", "managed-by=us,sets.example/cluster=gcp"},
+		{"us,x!=y", "no domain", "gcp", "managed-by=semaphore-policy,policy.semaphore.uw.io/cluster=gcp"},
+	} {
+		settings := inspect.Settings{"SEMAPHORE_POLICY_MANAGED_BY": c.mark, "SEMAPHORE_POLICY_LABEL_DOMAIN": c.domain}
+		if got := setSelector(settings, c.remote); got != c.want {
+			t.Errorf("%+v: selected by %s", c, got)
+		}
+	}
+}
+
 // TestCleaned checks that the administrator's endpoint annotation of a node is kept, and
 // isn't waited for.
 func TestCleaned(t *testing.T) {

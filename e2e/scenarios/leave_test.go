@@ -6,13 +6,16 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/kube-semaphore/kube-semaphore/e2e/programs"
 	"github.com/kube-semaphore/kube-semaphore/e2e/testbed"
@@ -23,7 +26,7 @@ import (
 
 // TestLeaveLosesNoRequest joins two clusters with semaphore-relay, and a third one without to them,
 // with a global service, and has the two forget the third one under requests: none fails, as
-// endpoints are withdrawn before tunnels.
+// endpoints are withdrawn before tunnels, and accounts before endpoints.
 func TestLeaveLosesNoRequest(t *testing.T) {
 	nstest.Root(t)
 	tb := testbed.Start(t, testbed.Config{}, tools.KubeProxy)
@@ -96,6 +99,9 @@ func TestLeaveLosesNoRequest(t *testing.T) {
 	client := ask(t, asks, "http://"+net.JoinHostPort(n.clusterIP(t, "gl-shop-73736d-web"), "8888")+"/")
 	client.settled(t, time.Now(), 5, pods...)
 
+	aws := clusters[0].Client()
+	accounts, err := aws.CoreV1().ServiceAccounts(programs.Namespace).List(ctx, metav1.ListOptions{})
+	must(t, err)
 	began := time.Now()
 	out = run(0, "leave", "--gone", "merit", "aws", "gcp")
 	said(out, "✓ aws: no endpoints of merit remain", "✓ aws: left merit", "✓ gcp: left merit", "merit itself is unchanged")
@@ -108,6 +114,15 @@ func TestLeaveLosesNoRequest(t *testing.T) {
 	t.Logf("FIGURE of %d requests %d failed while merit left", len(client.Since(began)), failed)
 	if failed > 0 {
 		t.Errorf("%d requests failed, the last one %v after the start of leave", failed, last.Sub(began))
+	}
+	shut := deletions(t, aws.CoreV1().ServiceAccounts(programs.Namespace).Watch, accounts.ResourceVersion, func(o metav1.Object) bool {
+		return o.GetName() == "semaphore-wireguard-remote-merit"
+	})
+	ended := deletions(t, aws.DiscoveryV1().EndpointSlices(programs.Namespace).Watch, accounts.ResourceVersion, func(o metav1.Object) bool {
+		return o.GetAnnotations()["mirror.semaphore.uw.io/cluster"] == "merit"
+	})
+	if len(shut) == 0 || len(ended) == 0 || shut[0] > ended[0] {
+		t.Errorf("merit's accounts are deleted at the versions %v, its endpoints at %v", shut, ended)
 	}
 	for _, c := range clusters[:2] {
 		list, err := c.Client().DiscoveryV1().EndpointSlices(programs.Namespace).List(ctx, metav1.ListOptions{})
@@ -125,6 +140,38 @@ func TestLeaveLosesNoRequest(t *testing.T) {
 	// Joined again, its endpoints are used again.
 	run(0, slices.Concat(install, ranges, names)...)
 	client.settled(t, time.Now(), 5, pods...)
+	// Where the agents can't clean up, as here, the last cluster has lost its accounts, too.
+	run(0, "leave", "--gone", "gcp", "aws")
+	run(1, "leave", "--gone", "merit", "aws", "--timeout", "20s")
+	left, err := aws.CoreV1().ServiceAccounts(programs.Namespace).List(ctx, metav1.ListOptions{})
+	must(t, err)
+	for _, a := range left.Items {
+		if strings.HasSuffix(a.Name, "-remote-merit") {
+			t.Errorf("merit has the account %s, which the installation keeps until its nodes are cleaned up", a.Name)
+		}
+	}
+}
+
+// deletions returns the resource versions at which objects were deleted since an earlier one, in order.
+func deletions(t *testing.T, objects func(context.Context, metav1.ListOptions) (watch.Interface, error), since string, matches func(metav1.Object) bool) (versions []uint64) {
+	t.Helper()
+	seconds := int64(2) // for what the API server has stored already
+	w, err := objects(t.Context(), metav1.ListOptions{ResourceVersion: since, TimeoutSeconds: &seconds})
+	must(t, err)
+	defer w.Stop()
+	for event := range w.ResultChan() {
+		if event.Type != watch.Deleted {
+			continue
+		}
+		o, err := meta.Accessor(event.Object)
+		must(t, err)
+		if matches(o) {
+			version, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
+			must(t, err)
+			versions = append(versions, version)
+		}
+	}
+	return versions
 }
 
 // relays waits until semaphore-relay has stored the nodes of the wanted clusters in each cluster,
