@@ -56,7 +56,7 @@ func CheckName(object, key, name string) error {
 }
 
 // ParseSettings returns the content of a ConfigMap as settings. It validates the values
-// that are used here: names of clusters, service prefixes, subnets, ports and addresses of
+// that are used here: names of clusters, service prefixes, subnets, ports, labels of sets and addresses of
 // API servers. An error is an InvalidError.
 func ParseSettings(configMap string, data map[string]string) (Settings, error) {
 	var failed error
@@ -99,8 +99,11 @@ func ParseSettings(configMap string, data map[string]string) (Settings, error) {
 		}
 		check(MaxServices, err)
 	}
-	if domain := data["SEMAPHORE_POLICY_LABEL_DOMAIN"]; domain != "" && len(validation.IsDNS1123Subdomain(domain)) > 0 {
-		check("SEMAPHORE_POLICY_LABEL_DOMAIN", fmt.Errorf("%.80q is not a domain", domain))
+	if domain := data[labelDomain]; domain != "" && len(validation.IsDNS1123Subdomain(domain)) > 0 {
+		check(labelDomain, fmt.Errorf("%.80q is not a domain", domain))
+	}
+	if mark := data[managedBy]; len(validation.IsValidLabelValue(mark)) > 0 {
+		check(managedBy, fmt.Errorf("%.80q is not the value of a label", mark))
 	}
 	seen := map[string]bool{}
 	for _, word := range words {
@@ -172,6 +175,18 @@ func remoteWords(text string) []string {
 	}
 	return words
 }
+
+// The settings of the labels of network sets.
+const (
+	labelDomain = "SEMAPHORE_POLICY_LABEL_DOMAIN"
+	managedBy   = "SEMAPHORE_POLICY_MANAGED_BY"
+)
+
+// LabelDomain returns the domain of the labels of network sets and their pods.
+func (s Settings) LabelDomain() string { return cmp.Or(s[labelDomain], "policy.semaphore.uw.io") }
+
+// ManagedBy returns the value of the label managed-by of network sets.
+func (s Settings) ManagedBy() string { return cmp.Or(s[managedBy], NetworkPolicy) }
 
 // Remotes returns the configured remotes.
 func (s Settings) Remotes() []cluster.Name { return s.names("SEMAPHORE_REMOTES") }

@@ -62,6 +62,7 @@ func TestHostileSettings(t *testing.T) {
 		"no proxy":           {map[string]string{"SEMAPHORE_REMOTES": "gcp", gcp + "PROXY_URL": "http://x/\x1b[2J"}, gcp + "PROXY_URL: not the URL of a proxy"},
 		"user of a proxy":    {map[string]string{"SEMAPHORE_REMOTES": "gcp", gcp + "PROXY_URL": "http://me:secret@x"}, gcp + "PROXY_URL: user and password are not supported"},
 		"label":              {map[string]string{"SEMAPHORE_POLICY_LABEL_DOMAIN": "a b"}, "is not a domain"},
+		"mark":               {map[string]string{"SEMAPHORE_POLICY_MANAGED_BY": "us,x!=y"}, "is not the value of a label"},
 		"key":                {map[string]string{"a\nb": "c"}, "not a valid key of a ConfigMap"},
 	} {
 		got, err := ParseSettings("sys-semaphore/semaphore", c.data)

@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/kube-semaphore/kube-semaphore/ctl/cli"
 	"github.com/kube-semaphore/kube-semaphore/ctl/coredns"
@@ -58,10 +57,9 @@ func Leave(ctx context.Context, s *cli.Session, clusters []*cli.Cluster, o Optio
 	})
 }
 
-// separate separates each cluster from some others: first the endpoints of these are
-// withdrawn everywhere, so that no request goes to a tunnel that is removed after that; and before
-// that those that are gone lose their accounts. From
-// returns the clusters to leave, and whether the administrator asked for this cluster itself
+// separate separates each cluster from some others: those that are gone lose their accounts, then
+// endpoints are withdrawn everywhere, so that no request goes to a tunnel that is removed after that.
+// From returns the clusters to leave, and whether the administrator asked for this cluster itself
 // to leave; otherwise it stays as it is unless it is joined with them.
 func (a *installation) separate(ctx context.Context, from func(*inspect.Facts) ([]cluster.Name, bool)) error {
 	plans := make([]leaving, len(a.clusters))
@@ -283,19 +281,11 @@ func deleteSets(ctx context.Context, c *cli.Cluster, f *inspect.Facts, remote st
 	return deleteAll(ctx, c, f.Calico.WithResource("globalnetworksets"), "", setSelector(f.Installed.Settings, remote))
 }
 
-// setSelector selects the network sets of a remote, or of all: "". Labels that semaphore-policy refuses as settings no
-// set has.
+// setSelector selects the network sets of a remote, or of all: "".
 func setSelector(settings inspect.Settings, remote string) string {
-	mark, domain := settings["SEMAPHORE_POLICY_MANAGED_BY"], settings["SEMAPHORE_POLICY_LABEL_DOMAIN"]
-	if mark == "" || len(validation.IsValidLabelValue(mark)) > 0 {
-		mark = inspect.NetworkPolicy
-	}
-	if len(validation.IsDNS1123Subdomain(domain)) > 0 {
-		domain = "policy.semaphore.uw.io"
-	}
-	set := labels.Set{"managed-by": mark}
+	set := labels.Set{"managed-by": settings.ManagedBy()}
 	if remote != "" {
-		set[domain+"/cluster"] = remote
+		set[settings.LabelDomain()+"/cluster"] = remote
 	}
 	return set.String()
 }

@@ -55,7 +55,6 @@ func TestSetSelector(t *testing.T) {
 		{"", "", "", "managed-by=semaphore-policy"},
 		{"", "", "gcp", "managed-by=semaphore-policy,policy.semaphore.uw.io/cluster=gcp"},
 		{"us", "sets.example", "gcp", "managed-by=us,sets.example/cluster=gcp"},
-		{"us,x!=y", "no domain", "gcp", "managed-by=semaphore-policy,policy.semaphore.uw.io/cluster=gcp"},
 	} {
 		settings := inspect.Settings{"SEMAPHORE_POLICY_MANAGED_BY": c.mark, "SEMAPHORE_POLICY_LABEL_DOMAIN": c.domain}
 		if got := setSelector(settings, c.remote); got != c.want {

@@ -31,7 +31,7 @@ func guard(ctx context.Context, c *cli.Cluster, survey *inspect.Cluster) (g *pro
 	}
 	g = &probe.Guard{
 		API:    api,
-		Domain: cmp.Or(settings["SEMAPHORE_POLICY_LABEL_DOMAIN"], "policy.semaphore.uw.io"),
+		Domain: settings.LabelDomain(),
 	}
 	for _, remote := range settings.Remotes() {
 		g.Remotes = append(g.Remotes, string(remote))
